@@ -406,7 +406,8 @@ class Threads:
             await job.future
         except asyncio.CancelledError:
             job.on_late_return = _nothing
-            self.give_up(job)
+            if job.future.cancelled():  # otherwise it was given up, or sent back, just before
+                self.give_up(job)
             raise
         finally:
             self._limits.discard(job)
@@ -421,9 +422,10 @@ class Threads:
         self._jobs.append(job)
         try:
             job.has_begun = self._staff()
-        except RuntimeError:  # no further thread can be started: the caller tries again
-            self._jobs.remove(job)
-            raise
+        except RuntimeError:  # no further thread can be started
+            if not self._threads:  # the caller tries again
+                self._jobs.remove(job)
+                raise
         share.used += 1
 
     def _staff(self) -> bool:
@@ -438,8 +440,8 @@ class Threads:
         return True
 
     def _wake(self) -> None:
-        """Wakes one idle thread, unless one is about to look anyway."""
-        if self._idle and not self._is_waking:
+        """Wakes one idle thread if there are jobs, unless one is about to look anyway."""
+        if self._jobs and self._idle and not self._is_waking:
             self._is_waking = True
             self._changed.notify()
 
@@ -472,7 +474,8 @@ class Threads:
                         if not one.future.done():
                             one.future.set_exception(NoThreadLeft())
                     share.waiting.clear()
-                # If no further thread can be started, the next job tries again.
+                # If no further thread can be started, the next job tries again, or this one's takes
+                # its own place once it returns.
                 with suppress(RuntimeError):
                     self._staff()
         return True
@@ -531,8 +534,7 @@ class Threads:
                 job = self._jobs.popleft()
             finally:
                 self._idle -= 1
-            if self._jobs:
-                self._wake()
+            self._wake()
             job.time.begin()
             job.has_begun = True
             return job
@@ -550,6 +552,8 @@ class Threads:
                 self._loop.call_soon_threadsafe(self._finish)
             except RuntimeError:  # the loop has ended, so nothing waits for the result
                 return False
-        if job.is_given_up and self._jobs:
+        if job.is_given_up and self._threads >= self._threads_max:
             self._wake()  # for what has waited until this one's thread is back
-        return not job.is_given_up  # if it was, another thread has taken this one's place
+            return False  # others have taken its place
+        self._threads += job.is_given_up
+        return True

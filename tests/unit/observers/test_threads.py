@@ -236,6 +236,80 @@ async def test_what_waits_for_threads_that_all_hang_is_sent_back() -> None:
     threads.close()
 
 
+async def test_what_waited_for_a_thread_that_hung_does_not_wait_for_other_threads_as_well() -> None:
+    threads, share, came_back = Threads(4), ThreadShare(2), asyncio.Event()
+    with gate() as hangs, gate() as is_slow:
+        with pytest.raises(TookTooLong):
+            await threads.call(share, hangs.wait, 0.05, came_back.set)
+        slow = asyncio.ensure_future(threads.call(share, is_slow.wait, WAIT_SECONDS, nothing))
+        waiting = asyncio.ensure_future(threads.call(share, nothing, WAIT_SECONDS, nothing))
+        await asyncio.sleep(0)
+        hangs.set()
+        await asyncio.wait_for(waiting, WAIT_SECONDS / 2)
+        assert not slow.done()
+        is_slow.set()
+        await slow
+    assert (share.used, share.hung, threads._threads) == (0, 0, 2)
+    threads.close()
+
+
+async def test_a_job_waits_for_a_busy_thread_where_no_further_one_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It failed instead, and soon became a dead letter."""
+    threads, share = Threads(4), ThreadShare(4)
+
+    def no_room(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with gate() as is_slow:
+        slow = asyncio.ensure_future(threads.call(share, is_slow.wait, WAIT_SECONDS, nothing))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(threading.Thread, "start", no_room)
+        waiting = asyncio.ensure_future(threads.call(share, nothing, WAIT_SECONDS, nothing))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        is_slow.set()
+        await asyncio.gather(slow, waiting)
+    threads.close()
+
+
+async def test_a_thread_that_could_not_be_replaced_goes_on_once_it_returns(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waited for it would otherwise wait forever."""
+    share = ThreadShare(2)
+
+    def no_room(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with gate() as hangs:
+        hanging = asyncio.ensure_future(threads.call(share, hangs.wait, 0.05, nothing))
+        waiting = asyncio.ensure_future(threads.call(share, nothing, 0.2, nothing))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(threading.Thread, "start", no_room)
+        with pytest.raises(TookTooLong):
+            await hanging
+        hangs.set()
+        await asyncio.wait_for(waiting, WAIT_SECONDS / 2)
+    assert (share.used, share.hung, threads._threads) == (0, 0, 1)
+
+
+async def test_a_caller_cancelled_just_after_its_time_was_over_is_not_counted_twice(
+    threads: Threads,
+) -> None:
+    share = ThreadShare(2)
+    with gate() as hangs:
+        hanging = asyncio.ensure_future(threads.call(share, hangs.wait, WAIT_SECONDS, nothing))
+        await asyncio.sleep(0.05)
+        (job,) = threads._limits._open
+        job.interrupt()
+        hanging.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hanging
+        assert (share.used, share.hung, threads._threads) == (1, 1, 0)
+
+
 async def test_short_jobs_are_done_by_few_threads_and_many_results_wake_the_loop_once() -> None:
     threads, used = Threads(16), set[int]()
     share, wakes = ThreadShare(16), 0
