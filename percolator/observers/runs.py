@@ -372,6 +372,8 @@ class RunPool:
 
     async def _failed(self, work: Work, run: ObserverRun, error: Exception) -> None:
         observer, counters = work.watched.observer, work.watched.counters
+        if not run.transaction.ended:
+            run.transaction.rollback()  # a thread that was given up may use it while this one waits
         counters.failures += 1
         work.leave()
         if run.cell.commit != work.tried_commit:

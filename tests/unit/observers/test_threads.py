@@ -15,6 +15,7 @@ import percolator.testing
 from percolator import Limits, Table, codecs, observes
 from percolator.aio import Database
 from percolator.errors import UsageError
+from percolator.observers.dead_letters import DeadLetters
 from percolator.observers.time_limits import NoThreadLeft, Threads, ThreadShare, TookTooLong
 from percolator.observers.worker import WorkerLimits
 from percolator.world import MachineClock
@@ -381,6 +382,42 @@ async def test_a_hanging_blocking_observer_is_given_up_and_the_others_continue()
                         await MachineClock().sleep(0.01)
                 assert "begin a new one" in str(used_late[0])
                 assert await db.get("a", copy) == 1
+
+
+async def test_a_run_that_was_given_up_reads_and_writes_nothing_while_it_becomes_a_dead_letter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put_aside, refused = DeadLetters.put_aside, list[str]()
+    is_over = threading.Event()
+    with gate() as hangs:
+
+        @observes(source, deadline=0.1, attempts=1)
+        def hanging(tx: Any, row: str) -> None:
+            hangs.wait()
+            for use in (partial(tx.get, row, source), partial(tx.set, row, copy, 1), tx.commit):
+                try:
+                    use()
+                except UsageError as error:
+                    refused.append(str(error))
+            is_over.set()
+
+        async def slow(self: DeadLetters, *arguments: Any) -> Any:
+            hangs.set()
+            await asyncio.to_thread(is_over.wait, WAIT_SECONDS)
+            return await put_aside(self, *arguments)
+
+        monkeypatch.setattr(DeadLetters, "put_aside", slow)
+        async with percolator.testing.connect_async() as db:
+            await db.create_table(docs)
+            async with db.run_observers([hanging]) as worker:
+                async with db.transaction() as tx:
+                    await tx.set("a", source, 1)
+                (counters,) = worker.counters.values()
+                async with asyncio.timeout(WAIT_SECONDS):
+                    while not counters.dead_letters:
+                        await MachineClock().sleep(0.01)
+            assert await db.get("a", copy) is None
+    assert len(refused) == 3
 
 
 async def test_a_thread_that_waits_for_a_silent_cluster_is_not_given_up(threads: Threads) -> None:
