@@ -345,6 +345,7 @@ class RunPool:
                 raise
             finally:
                 watched.runs_max = min(watched.threads.runs_max, observer.concurrency)
+            self.dispatch()  # it may be more than before
             return
         time = RunTime(observer.deadline_seconds, waits.seconds)
         try:

@@ -342,6 +342,26 @@ def test_the_longer_a_function_takes_the_fewer_runs_begin_before_they_have_a_thr
     assert share.runs_max == 16
 
 
+async def test_once_its_function_turns_out_to_be_short_more_runs_of_a_backlog_begin() -> None:
+    """Nothing that is written meanwhile has to start them."""
+    in_progress = list[int]()
+    async with percolator.testing.connect_async() as db:
+        await db.create_table(docs)
+        await db.set_many((f"row {number}", {source: number}) for number in range(400))
+
+        @observes(source)
+        def quick(tx: Any, row: str) -> None:
+            in_progress.append(parts.pool.running)
+
+        async with db.run_observers([quick]) as worker:
+            parts: Any = worker._parts
+            (counters,) = worker.counters.values()
+            async with asyncio.timeout(WAIT_SECONDS):
+                while counters.commits < 400:
+                    await MachineClock().sleep(0.01)
+    assert max(in_progress) == quick.concurrency
+
+
 async def until_copied(db: Database, row: str) -> None:
     async with asyncio.timeout(WAIT_SECONDS):
         while True:
