@@ -138,7 +138,7 @@ FIRST_SEEDS = {
     "a later run loads into the table of an earlier one": 2,
     "a part begins after the end": 4,
     "a part begins in a row whatever closed it": 2,
-    "a range is cleared by a run that has lost it": 34,
+    "a range is cleared by a run that has lost it": 78,
     "a transaction counts as gone with its first lock": 166,
     "a ttl becomes longer while expired cells are deleted": 27,
     "abort not primary first": 7,

@@ -533,13 +533,12 @@ def transactions_have_no_turn(patch: Patch) -> None:
 
 def each_loader_comes_before_the_next_batch(patch: Patch) -> None:
     """Commits wait for as many loads as there are loaders."""
+    correct = WriteLatch.__init__
 
-    @asynccontextmanager
-    async def wrong(self: WriteLatch) -> AsyncIterator[None]:
-        async with self.writing:
-            yield
-
-    patch.setattr(WriteLatch, "between_batches", wrong)
+    @in_place_of(patch, WriteLatch, "__init__")
+    def wrong(self: WriteLatch, *arguments: Any) -> None:
+        correct(self, *arguments)
+        self.between = asyncio.Semaphore(1_000)  # type: ignore[assignment]
 
 
 def a_range_is_closed_beside_transactions_that_hold_its_rows(patch: Patch) -> None:

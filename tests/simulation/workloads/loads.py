@@ -158,6 +158,7 @@ _AT_REST = 900_000
 """The range that is loaded when the trouble is over; those after it are closed and opened."""
 _OUTSIDE = 8
 _LOADERS = 4
+_LOOKS = 5
 _PROGRESS_SECONDS = 1.0
 _PATIENCE_SECONDS = 0.5
 """Far above what a commit takes beside one load, and far below the time for which they load."""
@@ -291,11 +292,19 @@ class Loaders(Workload):
 
         async def close_and_open(place: int) -> None:
             other = self._bulk_load(session, _AT_REST + 1 + place)
+            await other.begin()
+            await other.abandon()
+
+        await self._commits_beside(session, close_and_open, _LOADERS)
+
+        async def close_and_look(place: int) -> None:
+            other = self._bulk_load(session, _AT_REST + 1 + place)
             if not await other.resume(await other.begin()):
                 self._problems.append(f"the range of load {place} is open although it has begun")
             await other.abandon()
 
-        await self._commits_beside(session, close_and_open, _LOADERS)
+        for _ in range(_LOOKS):
+            await asyncio.gather(*map(close_and_look, range(_LOADERS)))
 
     async def _commits_beside(
         self, session: Session, work: Callable[[int], Awaitable[object]], workers: int
