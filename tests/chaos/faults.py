@@ -586,12 +586,9 @@ class PauseInCompaction(Fault):
         return f"pause of {a(self._role)} in a compaction, without its locks"
 
     async def inject(self, scene: Scene, chance: Random) -> float:
-        victim = await scene.some(self._role, chance)
         store = scene.cluster.data / "store"
         async with scene.filler.writing():
-            tablets = await scene.tablets_to_fill(victim)
-            if not tablets:
-                raise NoEffect(f"{victim.name} has no tablet that is written to")
+            victim, tablets = await scene.server_to_fill(chance)
             await pause_in_compaction(victim, store, tablets)
             async with scene.outage() as outage:
                 try:

@@ -113,9 +113,15 @@ class Scene:
         """Where all tablets of the workload are."""
         return await _told(self.supervisor.tablets())
 
-    async def tablets_to_fill(self, server: ServiceProcess) -> list[TabletLocation]:
-        """The server's tablets of the table whose rows are overwritten all the time."""
-        return await _told(self.filler.tablets_of(server.address))
+    async def server_to_fill(self, chance: Random) -> tuple[ServiceProcess, list[TabletLocation]]:
+        """The most important tablet server with tablets of the table whose rows are overwritten all
+        the time, and these tablets. The owner of most others may have none of them to the end."""
+        first = await self.some("tabletserver", chance)
+        for server in sorted(self.all("tabletserver"), key=lambda one: one is not first):
+            tablets = await _told(self.filler.tablets_of(server.address))
+            if tablets:
+                return server, tablets
+        raise NoEffect("no server has a tablet that is written to")
 
     async def taken_over(self, tablets: Sequence[TabletLocation]) -> list[TabletLocation]:
         """The tablets among these that are served at a later epoch. Until then, the former owner
