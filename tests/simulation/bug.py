@@ -158,7 +158,7 @@ FIRST_SEEDS = {
     "collects before old locks are resolved": 21,
     "commit of the primary passes a push": 33,
     "commits are read before locks": 2,
-    "commits without a look at the epoch": 5,
+    "commits without a look at the epoch": 149,
     "creation does not wait for the former table": 8,
     "deletions in loaded rows are collected": 14,
     "drop waits once": 1,
