@@ -282,10 +282,10 @@ class WriteLatch:
         self._wanted = 0
         self._last_batch = -inf
         self._exclusive = asyncio.Lock()
-        """Of those that need all cells to be let go, one at a time holds this."""
+        """Held by one writer at a time among the writers that need all cells to be let go."""
         self.between = asyncio.Lock()
-        """Of those that write between two batches, one at a time holds this. With more than one
-        write to do, it holds this throughout, and `writing` for each of them."""
+        """Held by one writer at a time among the writers between two batches. With more than one
+        write to do, a writer holds this throughout, and `writing` for each of them."""
         self.writing = asyncio.Lock()
         """Held by a batch from judging to answering, and by every other write: only one is in
         flight at a time."""

@@ -538,7 +538,7 @@ def each_loader_comes_before_the_next_batch(patch: Patch) -> None:
     @in_place_of(patch, WriteLatch, "__init__")
     def wrong(self: WriteLatch, *arguments: Any) -> None:
         correct(self, *arguments)
-        self.between = asyncio.Semaphore(1_000)  # type: ignore[assignment]
+        patch.setattr(self, "between", asyncio.Semaphore(1_000))
 
 
 def a_range_is_closed_beside_transactions_that_hold_its_rows(patch: Patch) -> None:

@@ -278,7 +278,7 @@ async def test_a_job_waits_for_a_busy_thread_where_no_further_one_can_be_started
 async def test_a_thread_that_could_not_be_replaced_goes_on_once_it_returns(
     threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waited for it would otherwise wait forever."""
+    """Jobs that waited for it would otherwise wait forever."""
     share = ThreadShare(2)
 
     def no_room(_: threading.Thread) -> None:
@@ -311,7 +311,9 @@ async def test_a_caller_cancelled_just_after_its_time_was_over_is_not_counted_tw
         assert (share.used, share.hung, threads._threads) == (1, 1, 0)
 
 
-async def test_short_jobs_are_done_by_few_threads_and_many_results_wake_the_loop_once() -> None:
+async def test_short_jobs_are_done_by_few_threads_and_many_results_wake_the_loop_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     threads, used = Threads(16), set[int]()
     share, wakes = ThreadShare(16), 0
     deliver = threads._finish
@@ -321,7 +323,7 @@ async def test_short_jobs_are_done_by_few_threads_and_many_results_wake_the_loop
         wakes += 1
         deliver()
 
-    threads._finish = count  # type: ignore[method-assign]
+    monkeypatch.setattr(threads, "_finish", count)
     calls = [
         threads.call(share, lambda: used.add(threading.get_ident()), WAIT_SECONDS, nothing)
         for _ in range(500)
