@@ -231,7 +231,7 @@ bench-bigtable: $(READY) emulator ## Measure transactions and observers on a row
 	$(BIN)/python -m benchmarks.row_observers
 
 .PHONY: bench-loads
-bench-loads: $(READY) ## Measure the loads that people have, next to PostgreSQL: transfers and observed changes (about 6 minutes)
+bench-loads: $(READY) ## Measure the loads that people have, next to PostgreSQL: transfers, observed changes, overload (about 10 minutes)
 	$(BIN)/python -m benchmarks.loads
 
 .PHONY: bench-moving

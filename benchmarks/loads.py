@@ -14,6 +14,12 @@ change is the time from its commit to its observer's, by their timestamps (to th
 backlog has none, since its changes wait for the workers to start. PostgreSQL has nothing like it:
 its transfers show what a transaction costs there.
 
+A *storm* is more changes than the workers can handle: 20,000, as fast as 1,000 writers can write
+them while the workers run. In its middle, the oldest change that waits is compared with the oldest
+that would wait if changes were handled in the order of their commits.
+
+*Overload* is transfers that arrive at a fixed rate, whatever is answered (overload.py).
+
 A *message* is a call that a process of the cluster has answered; a *sync* is a write that a tablet
 server or the oracle waited for. Figures of a slice are medians over the runs, in which all slices
 take turns; latencies are those of all runs. CPU includes all processes of the cluster.
@@ -39,8 +45,9 @@ from pathlib import Path
 from statistics import median
 
 import percolator
-from benchmarks import postgresql
+from benchmarks import overload, postgresql
 from benchmarks.observed import changes, copies, values
+from benchmarks.overload import Overload
 from benchmarks.postgresql import TRANSFER, Postgresql, PostgresqlCost
 from benchmarks.report import Report
 from benchmarks.tablet_traffic import process_clock
@@ -67,6 +74,8 @@ BACKLOG = 10_000
 WRITERS = (1_000, 100)
 WRITTEN = 5_000
 LONE_CHANGES = 60
+STORM = 20_000
+STORMY = "def"
 APART_SECONDS = 0.05
 
 _KINDS = {"tabletserver": TABLET_SERVERS, "oracle": ORACLE, "worker": "workers"}
@@ -253,6 +262,11 @@ async def write_alone(address: str, way: str, rows: list[int]) -> None:
 
 async def delays(address: str, way: str, rows: list[int]) -> list[float]:
     """Seconds from each change's commit to the commit of the observer's run for it."""
+    return [handled - written for written, handled in await commits(address, way, rows)]
+
+
+async def commits(address: str, way: str, rows: list[int]) -> list[tuple[float, float]]:
+    """When each change was committed, and its observer's run, in seconds."""
     committed: dict[bytes, dict[bytes, int]] = {row_key(number).encode(): {} for number in rows}
     async with aio.connect(address) as db, db.snapshot() as snapshot:
         async for page in snapshot.scan_cells(changes[way]):
@@ -262,7 +276,7 @@ async def delays(address: str, way: str, rows: list[int]) -> list[float]:
                 if row in committed:
                     committed[row][column] = at >> SEQUENCE_BITS
     value, copy = values[way].name, copies[way].name
-    return [(cells[copy] - cells[value]) / 1e3 for cells in committed.values()]
+    return [(cells[value] / 1e3, cells[copy] / 1e3) for cells in committed.values()]
 
 
 def wait_handled(meter: Meter, count: float) -> None:
@@ -304,6 +318,42 @@ def trickle(cluster: LocalCluster, meter: Meter, way: str, rows: list[int], writ
     return cost
 
 
+@dataclass
+class Storm:
+    """A storm of changes, in changes per second and in seconds."""
+
+    written: float
+    during: float
+    """Changes handled while others were being written."""
+    afterwards: float
+    oldest: float
+    """The longest that a change had waited when half of the storm was over."""
+    oldest_in_order: float
+
+    @classmethod
+    def of(cls, times: list[tuple[float, float]]) -> Storm:
+        """From the commits of all changes, and of their observers' runs."""
+        written = sorted(one for one, _ in times)
+        handled = sorted(one for _, one in times)
+        began, ended, middle = written[0], written[-1], (written[0] + written[-1]) / 2
+        during = sum(one < ended for one in handled)
+        before_middle = sum(one < middle for one in handled)
+        return cls(
+            len(times) / (ended - began),
+            during / (ended - began),
+            (len(times) - during) / max(handled[-1] - ended, 0.001),
+            middle - min(one for one, run in times if run >= middle),
+            middle - written[before_middle],
+        )
+
+
+def storm(cluster: LocalCluster, meter: Meter, way: str, rows: list[int]) -> Storm:
+    before = meter.handled()
+    asyncio.run(write(cluster.address, way, rows, IN_FLIGHT))
+    wait_handled(meter, before + len(rows))
+    return Storm.of(asyncio.run(commits(cluster.address, way, rows)))
+
+
 def lone(cluster: LocalCluster, meter: Meter, way: str, rows: list[int]) -> Cost:
     before = meter.handled()
     with meter.measured(len(rows)) as cost:
@@ -326,6 +376,8 @@ class Measurements:
     def __init__(self) -> None:
         self.ours: defaultdict[str, list[Cost]] = defaultdict(list)
         self.postgresql: defaultdict[str, list[PostgresqlCost]] = defaultdict(list)
+        self.storms: list[Storm] = []
+        self.overload = Overload()
 
     def measure_transfers(
         self, address: str, meter: Meter, other: Postgresql | None, seed: int
@@ -356,13 +408,14 @@ class Measurements:
                 self.ours[f"{name}, {writers:,} in flight"].append(cost)
             cost = lone(cluster, meter, way, rows.take(way, LONE_CHANGES))
             self.ours[f"{name}, alone"].append(cost)
+        self.storms.append(storm(cluster, Meter(cluster), STORMY, rows.take(STORMY, STORM)))
 
 
 class Rows:
     """Rows for the slices of observed changes: in random order, and none of them twice."""
 
     def __init__(self, runs: int) -> None:
-        self.count = (BACKLOG + WRITTEN * len(WRITERS) + LONE_CHANGES) * runs
+        self.count = (BACKLOG + WRITTEN * len(WRITERS) + LONE_CHANGES + STORM) * runs
         self._left = {
             way: iter(random.Random(1).sample(range(self.count), self.count)) for way in changes
         }
@@ -399,6 +452,10 @@ def run(cluster: LocalCluster, other: Postgresql | None, runs: int) -> Measureme
         print(f"run {number + 1} of {runs}: observed changes", flush=True)
         measured.measure_changes(cluster, rows)
         meter = Meter(cluster)  # the workers are new processes
+        print(f"run {number + 1} of {runs}: overload", flush=True)
+        servers = {name: one.pid for name, one in cluster.processes.items() if "tablet" in name}
+        pids = {name: one.pid for name, one in cluster.processes.items()}
+        asyncio.run(measured.overload.measure(cluster.address, MANY, pids, servers))
     return measured
 
 
@@ -422,6 +479,23 @@ def fill_in(report: Report, measured: Measurements) -> None:
         report.add(f"CPU, {title}", median(cost.cpu_micros for cost in others), "µs")
         _latencies(report, title, [seconds for cost in others for seconds in cost.latencies])
     _ratios(report, measured)
+    _storms(report, measured)
+    overload.fill_in(report, measured.overload)
+
+
+def _storms(report: Report, measured: Measurements) -> None:
+    backlogs = measured.ours[f"observed changes, {STORMY}, backlog of {BACKLOG:,}"]
+    peak = median(cost.operations / cost.seconds for cost in backlogs)
+    name = f"a storm of {STORM:,} observed changes, {STORMY}"
+    storms = measured.storms
+    report.add(name, median(one.written for one in storms), "/s")
+    report.add("    handled while it lasts", median(one.during for one in storms), "/s")
+    report.add("    handled afterwards", median(one.afterwards for one in storms), "/s")
+    report.add("    oldest change in its middle", median(one.oldest for one in storms), "s")
+    in_order = median(one.oldest_in_order for one in storms)
+    report.add("    oldest, if handled in order", in_order, "s")
+    ratio = median(one.afterwards for one in storms) / peak
+    report.add(f"rate: {name}, afterwards / backlog of {BACKLOG:,}", ratio, "×")
 
 
 def _each(costs: list[Cost], of: Callable[[Cost], float], factor: float = 1e6) -> float:

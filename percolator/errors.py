@@ -16,7 +16,7 @@
     ├── Unauthenticated            the cluster does not know who is calling
     ├── PermissionDenied           the caller is known, but not permitted
     ├── NotExecuted                definitely not done: sending it again is safe
-    │   ├── Overloaded             a queue is full; says when to try again
+    │   ├── Overloaded             too much at once; says when to try again
     │   ├── NotReady               starting, draining, or unable to answer truthfully
     │   │   └── UnknownServer      a gateway was to forward it to a server that does not exist
     │   ├── TabletMoved            another server, or another epoch, serves these rows
@@ -334,7 +334,7 @@ class NotExecuted(PercolatorError):
 
 
 class Overloaded(NotExecuted):
-    """A queue is full. Wait `retry_after_seconds` before asking again."""
+    """More than can be done in time. Wait `retry_after_seconds` before asking again."""
 
     def __init__(self, message: str, *, retry_after_seconds: float, where: str = "") -> None:
         super().__init__(message, where=where)

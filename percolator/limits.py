@@ -51,6 +51,8 @@ class Limits:
     slow_transaction_seconds: float = 1.0
     """A transaction that takes longer is logged."""
 
+    transactions_busy_max: int = 1_024
+    """Transactions that wait for answers at the same time. Above this, others wait to begin."""
     background_tasks_max: int = 1_024
     """Transactions whose other cells are still being committed or rolled back. Above this, a commit
     does that work itself before it returns."""

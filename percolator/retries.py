@@ -17,6 +17,7 @@ from percolator.arguments import WHOLE_MAX, require_function, require_seconds, r
 from percolator.errors import (
     CellAddress,
     InvalidArgument,
+    Overloaded,
     PercolatorError,
     Retry,
     SchemaError,
@@ -25,7 +26,7 @@ from percolator.errors import (
 from percolator.protocol.contention import Contender, Handover, Loss, conflict_pause_seconds
 from percolator.protocol.environment import Environment
 from percolator.protocol.write_set import Write
-from percolator.wire.backoff import Backoff, doubled_seconds
+from percolator.wire.backoff import Backoff, asked_pause_seconds, doubled_seconds
 
 R = TypeVar("R")
 
@@ -221,6 +222,9 @@ class Attempts:
         return is_tried_again
 
     async def _wait(self, error: PercolatorError) -> bool:
+        if isinstance(error, Overloaded):
+            self.end()
+            return await self._wait_as_asked(error.retry_after_seconds)
         loss = Loss.reported_by(error)
         if loss is None or self._must_not_wait:
             self.end()
@@ -234,6 +238,14 @@ class Attempts:
                 return False
         place = self._lost_at(loss.cell).stand_in_line()
         return await self._granted(place, self._deadline) and self._env.now() < self._deadline
+
+    async def _wait_as_asked(self, asked_seconds: float) -> bool:
+        """False, at once, if another attempt would not have as much time as the pause takes."""
+        seconds = asked_pause_seconds(self._env.random, asked_seconds)
+        if seconds * 2 > self._deadline - self._env.now():
+            return False
+        await self._env.clock.sleep(max(seconds, self._policy.backoff_seconds_min))
+        return True
 
     def _back_off(self) -> Coroutine[None, None, bool]:
         """Pauses, longer each time. False if no time is left for another attempt."""

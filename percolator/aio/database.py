@@ -162,7 +162,10 @@ class DatabaseInternals:
     ) -> Attempts:
         """The attempts at `function` that `Database.run` makes. Call `end` after the last one."""
         require_policy(retry)
-        return Attempts(retry or self._retry, self.engine.env, _code(function))
+        policy = retry or self._retry
+        # Here already: thousands may be refused in a second, and that has to cost little.
+        self.engine.admission.require(self.engine.now() + policy.deadline_seconds)
+        return Attempts(policy, self.engine.env, _code(function))
 
     def attempt(self, attempts: Attempts, retries: int) -> Transaction:
         """The transaction of the next attempt."""

@@ -11,6 +11,7 @@ from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from percolator.aio.activity import ProcessActivity
+from percolator.aio.admission import Admission
 from percolator.errors import (
     ExecutionUnknown,
     InvalidArgument,
@@ -202,6 +203,7 @@ class Engine:
         self.loop = asyncio.get_running_loop()
         self.thread_ident = threading.get_ident()
         self.now = world.clock.monotonic_seconds
+        self.admission = Admission(limits.transactions_busy_max, self.now)
         self._tablets = TabletMap(self._find)
         self._router = Router(world, self._tablets, limits)
         self.catalog = Catalog(world, masters, self._tablets, self._router.schema_versions)
@@ -358,6 +360,7 @@ class Engine:
             await self._all_is_closed.wait()
             return
         self.closed = True
+        self.admission.close()
         # An interrupt in the middle must not leave the rest open: a session that is renewed for
         # ever makes others wait for the locks of a client that can no longer be used.
         async with AsyncExitStack() as ending:

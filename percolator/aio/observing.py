@@ -24,6 +24,7 @@ class ObserverTransaction(Transaction):
     def __init__(self, engine: Engine, work: Work | None = None) -> None:
         super().__init__(engine, None)
         self._work = work
+        self._reader.is_admitted = True  # the worker knows how many runs there may be
         self.waits = self._waits = ClusterWaits(engine.now, engine.limits.silence_seconds)
         self._buffer.count_in(self.waits)
 

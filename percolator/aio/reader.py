@@ -30,6 +30,7 @@ from itertools import islice
 from types import CodeType, FrameType
 from typing import Any, Protocol, TypeAlias, TypeVar, cast, overload
 
+from percolator.aio.admission import Calls
 from percolator.aio.engine import Engine
 from percolator.arguments import (
     COLUMNS_MAX,
@@ -63,7 +64,6 @@ from percolator.routing.cells import (
     known_rows,
     wants,
 )
-from percolator.routing.lanes import CellAnswer
 from percolator.schema import (
     Column,
     Columns,
@@ -270,9 +270,6 @@ class Unsettled(Protocol):
     async def settle(self, deadline: float) -> None: ...
 
 
-_NO_VALUE = FoundCell(0, None)
-
-
 class Reader:
     """Reads at one timestamp, which is fetched with the first read."""
 
@@ -289,6 +286,8 @@ class Reader:
     commit in progress sets it, too."""
     finished = False
     """Nothing of it is still in progress, so it must no longer hold back collection."""
+    is_admitted = False
+    """It may begin, however many there are."""
     attempts: Attempts | None = None
     """The attempts of which its transaction is one."""
     _standing_in_line: asyncio.Future[None] | None = None
@@ -315,6 +314,7 @@ class Reader:
         """The tables used so far. A name keeps its meaning to the end: after the table was dropped
         and created again, the transaction would read nothing and write into the new one."""
         self.statistics = Statistics()
+        self.calls = Calls(engine.admission)
 
     async def timestamp(self) -> Timestamp:
         """The timestamp at which it reads. It is fetched now if nothing was read yet."""
@@ -367,6 +367,9 @@ class Reader:
             await asyncio.wait((self._standing_in_line,), timeout=max(until - now, 0.0))
             if self.start:
                 return self.start
+        if not self.is_admitted:
+            await self.engine.admission.enter(deadline)
+            self.is_admitted = True
         if self.at is not None:
             return await self._begin_in_the_past(self.at, deadline)
         while True:
@@ -377,7 +380,8 @@ class Reader:
                 starting = self.engine.timestamps.get(timeout_seconds=left)
                 self._starting = starting
             try:
-                start = await starting
+                with self.calls:
+                    start = await starting
             except asyncio.CancelledError:
                 self._starting = None
                 task = asyncio.current_task()
@@ -422,7 +426,8 @@ class Reader:
         """Ends it: from now on, the history that it needed may be collected."""
         self.ended = ended
         self.finished = True
-        if self.start:
+        if self.start or self.is_admitted:
+            self.engine.admission.note_end()
             self.engine.open_starts.discard(self)
 
     # ------------------------------------------------------------------ tables and cells
@@ -527,9 +532,10 @@ class Reader:
             if found is None:
                 self.statistics.round_trips += 1
                 self.statistics.rows_read += 1
-                answer: CellAnswer = await self.engine.cells.read_cell(*address, start, deadline)
-                if isinstance(answer, RowResult):
-                    answer = await self._past_locks(address, answer, start, deadline)
+                with self.calls:
+                    answer = await self.engine.cells.read_cell(*address, start, deadline)
+                    if isinstance(answer, RowResult):
+                        answer = await self._past_locks(address, answer, start, deadline)
                 found = answer
         if found is None or found.value is None:
             return default
@@ -543,7 +549,7 @@ class Reader:
             if written is not None:
                 return written
         if self.known is not None and self.start and self.known.has(address):
-            return self.known[address.column] or _NO_VALUE
+            return self.known[address.column] or _NOTHING
         return None
 
     def at_hand(self, row: object, column: Readable[Any]) -> FoundCell | None:
@@ -577,8 +583,11 @@ class Reader:
         if not engine.is_on_rows:  # a row store knows nothing but timestamps
             cell = self.known_address(row, column) or await self.address(row, column, deadline)
             if not self._expires(cell):
+                await engine.admission.enter(deadline)
+                self.is_admitted = True
                 try:
-                    found = await engine.cells.read_cell(*cell, NEWEST, deadline)
+                    with self.calls:
+                        found = await engine.cells.read_cell(*cell, NEWEST, deadline)
                 except InvalidArgument as refused:
                     # Values of the column expire, and this client does not know it yet.
                     if not refused.field.endswith(".timestamp"):
@@ -621,6 +630,11 @@ class Reader:
             require_table(table)  # raises
         return await self._get_cells(table, timeout)
 
+    async def _read_rows(self, asked: Sequence[RowRequest], deadline: float) -> list[RowResult]:
+        cleanup = self.engine.cleanup
+        with self.calls:
+            return await read_rows(self.env, cleanup, asked, deadline, self.statistics)
+
     async def _get_cells(
         self, cells: Iterable[tuple[object, Readable[Any]]], timeout: float | None
     ) -> list[Any]:
@@ -648,10 +662,7 @@ class Reader:
                 for (table_id, row), columns in wanted.items()
                 for names in _portions(columns)
             ]
-            engine = self.engine
-            answers = await read_rows(
-                engine.env, engine.cleanup, requests, deadline, self.statistics
-            )
+            answers = await self._read_rows(requests, deadline)
             for request, answer in zip(requests, answers, strict=True):
                 for name, cell in answer.found.items():
                     found[CellAddress(request.table_id, request.read.row, name)] = cell.value
@@ -696,8 +707,7 @@ class Reader:
             for row in encoded
             if row not in known
         ]
-        engine = self.engine
-        answers = await read_rows(engine.env, engine.cleanup, requests, deadline, self.statistics)
+        answers = await self._read_rows(requests, deadline)
         written = self._written(info.table_id, encoded, names, prefixes)
         read, found = iter(answers), list[Row[K]]()
         for key, row in zip(keys, encoded, strict=True):
@@ -728,9 +738,7 @@ class Reader:
             )
             for (table_id, row), names in columns.items()
         ]
-        answers = await read_rows(
-            self.env, self.engine.cleanup, requests, deadline, self.statistics
-        )
+        answers = await self._read_rows(requests, deadline)
         self.require_open()
         return {
             CellAddress(table_id, row, column): cell

@@ -620,7 +620,8 @@ class Transaction(Reads):
                 await reader.begin(deadline)
             if buffer.cells.cells:
                 committing = self._commit = self._prepare_commit()
-                commit_ts = await committing.run(deadline)
+                with reader.calls:
+                    commit_ts = await committing.run(deadline)
             else:
                 commit_ts = await self._only_notify(deadline)
         except OutcomeUnknown:
