@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 from percolator.arguments import WHOLE_MAX, require_function, require_seconds, require_whole
 from percolator.errors import (
     CellAddress,
+    ConflictError,
     InvalidArgument,
     Overloaded,
     PercolatorError,
@@ -23,7 +24,14 @@ from percolator.errors import (
     SchemaError,
     UsageError,
 )
-from percolator.protocol.contention import Contender, Handover, Loss, conflict_pause_seconds
+from percolator.protocol.contention import (
+    HELD_MAX,
+    WRITTEN_MIN,
+    Contender,
+    Handover,
+    Loss,
+    conflict_pause_seconds,
+)
 from percolator.protocol.environment import Environment
 from percolator.protocol.write_set import Write
 from percolator.wire.backoff import Backoff, asked_pause_seconds, doubled_seconds
@@ -178,10 +186,10 @@ class Inside:
 class Attempts:
     """Counts the attempts at one transaction, and waits between them.
 
-    After a conflict, the transaction stands in line with the others of this client that have lost
-    at the cell (protocol/contention.py). If another client won, it first pauses. It also pauses if
-    it lost although its place was granted: to one that stands in no line, perhaps to a call of its
-    own function.
+    Transactions hold cells, and wait for others that do (protocol/contention.py). After a conflict,
+    the transaction stands in line for the cells that it held and the one where it has lost. If
+    another client won, it first pauses. It also pauses if it lost at a cell that it held: to one
+    that stands in no line, perhaps to a call of its own function.
     """
 
     def __init__(self, policy: RetryPolicy, env: Environment, caller: object = None) -> None:
@@ -195,6 +203,11 @@ class Attempts:
         self._attempts = 0
         self._lost_to_others = 0
         self._contender: Contender | None = None
+        self._written = env.hot_cells.written_by(caller)
+        self._read: list[CellAddress] = []
+        """The cells that this attempt has read one by one."""
+        self._gave_way_at: CellAddress | None = None
+        """The cell at whose read this attempt has ended, since another one held it."""
         self._outer = _outer.get()
         self.is_running = False
         for outer in self._outer:
@@ -222,21 +235,31 @@ class Attempts:
         return is_tried_again
 
     async def _wait(self, error: PercolatorError) -> bool:
+        loss, cell = Loss.reported_by(error), None
+        if loss is not None:
+            cell = loss.cell
+        elif isinstance(error, ConflictError) and error.cell == self._gave_way_at:
+            cell = error.cell
+        self._gave_way_at = None
+        self._read.clear()
         if isinstance(error, Overloaded):
             self.end()
             return await self._wait_as_asked(error.retry_after_seconds)
-        loss = Loss.reported_by(error)
-        if loss is None or self._must_not_wait:
+        if cell is None or self._must_not_wait:
             self.end()
             return await self._back_off()
-        if not self._env.knows_winner(loss):
-            # It keeps its place meanwhile: the next in line would meet the same rivals.
-            await self._pause(self._after_losing_at(loss.cell), self._deadline)
-        elif self._contender is not None and self._contender.is_granted_at(loss.cell):
+        contender = self._made_contender()
+        is_held = contender.is_granted_at(cell)
+        for each in (*contender.held, cell):
+            contender.lost_at(each)
+        if loss is not None and not self._env.knows_winner(loss):
+            # It keeps what it holds meanwhile: the next in line would meet the same rivals.
+            await self._pause(self._after_losing_at(cell), self._deadline)
+        elif loss is not None and is_held:
             self.end()  # the next in line may fare better
             if not await self._back_off():
                 return False
-        place = self._lost_at(loss.cell).stand_in_line()
+        place = contender.stand_in_line()
         return await self._granted(place, self._deadline) and self._env.now() < self._deadline
 
     async def _wait_as_asked(self, asked_seconds: float) -> bool:
@@ -262,19 +285,56 @@ class Attempts:
         self._env.rivals.note_loss(cell, self._caller, longest_seconds, self._env.now())
         return longest_seconds
 
+    def must_wait(self, cell: CellAddress) -> bool:
+        """Before the first read of an attempt: True if it has to `wait_in_line` for the cell.
+        Otherwise, it holds the cell from now on if its function writes such cells."""
+        env = self._env
+        self._note_read(cell)
+        if not self._writes(cell):
+            return env.is_contended(cell)
+        contender = self._made_contender()
+        if contender.is_granted_at(cell):
+            return False
+        if cell in env.rivals.contended or not env.hot_cells.is_free(cell):
+            return True
+        contender.hold(cell)
+        return False
+
+    def reads(self, cell: CellAddress, start: int) -> None:
+        """Before a later read. Raises `ConflictError` if another transaction holds the cell, and
+        will have committed it above this one's snapshot by the time that this one commits."""
+        self._note_read(cell)
+        if not self._writes(cell):
+            return
+        contender, holder = self._made_contender(), self._env.hot_cells.holders.get(cell)
+        if holder is None:
+            contender.hold(cell)
+        elif holder is not contender and self._gives_way:
+            self._gave_way_at = cell
+            self._env.tally.lost_at(cell)
+            raise ConflictError(
+                f"{self._env.described(cell)} is being written by another transaction of this "
+                "client",
+                cell=cell,
+                start_timestamp=start,
+            )
+
     async def wait_in_line(self, cell: CellAddress, deadline: float) -> Handover | None:
         """With the first read of an attempt: waits if it would probably lose at the cell.
 
         Returns at the deadline at the latest, with its place granted or not; perhaps with a
         handover.
         """
-        env, caller = self._env, self._caller
-        longest_seconds = env.rivals.longest_seconds(cell, caller, env.now())
+        caller = self._caller
+        longest_seconds = self._env.rivals.longest_seconds(cell, caller, self._env.now())
         if self.in_line or self._must_not_wait:
             return None
-        if not (longest_seconds or env.hot_cells.has_lost(caller, cell)):
+        would_lose = self._writes(cell) or self._env.hot_cells.has_lost(caller, cell)
+        if not (longest_seconds or would_lose):
             return None
-        place = self._lost_at(cell).stand_in_line(is_reading=True)
+        contender = self._made_contender()
+        contender.lost_at(cell)
+        place = contender.stand_in_line(is_reading=True)
         if not await self._granted(place, deadline):
             self.end()
             return None
@@ -296,6 +356,13 @@ class Attempts:
 
     def committed(self, commit_ts: int, writes: Mapping[CellAddress, Write]) -> None:
         """As `end`. The next in line may begin directly above the commit."""
+        for cell in self._read:
+            column = cell[::2]
+            if cell in writes:
+                self._written[column] = self._written.get(column, 0) + 1
+            else:
+                self._written[column] = 0
+                self._env.hot_cells.let_go_at(cell)
         if self._contender is not None:
             self._contender.leave(Handover.after(commit_ts, writes))
 
@@ -318,18 +385,34 @@ class Attempts:
         """True if transactions for which it would wait may be waiting for this call to return."""
         return any(call.in_line for call in self._outer)
 
-    def _lost_at(self, cell: CellAddress) -> Contender:
+    @property
+    def _gives_way(self) -> bool:
+        """True if it may end at a read, so that it is run again."""
+        return not self._attempts and self._policy.attempts_max > 1 and not self._must_not_wait
+
+    def _writes(self, cell: CellAddress) -> bool:
+        """True if the function writes all that it reads of the cell's column."""
+        return self._written.get(cell[::2], 0) >= WRITTEN_MIN
+
+    def _note_read(self, cell: CellAddress) -> None:
+        if self._caller is not None and len(self._read) < HELD_MAX:
+            self._read.append(cell)
+
+    def _made_contender(self) -> Contender:
         if self._contender is None:
             self._contender = Contender(self._env.hot_cells, self._caller, self._began)
-        self._contender.lost_at(cell)
         return self._contender
 
     async def _granted(self, place: asyncio.Future[Handover | None], deadline: float) -> bool:
         """Waits for a place in line, but not beyond the deadline. True if it came in time."""
-        if not place.done():
-            left = deadline - self._env.now()
-            await asyncio.wait((place,), timeout=max(left, 0.0))
-        return place.done()
+        if place.done():
+            return True
+        try:
+            async with asyncio.timeout(deadline - self._env.now()):
+                await place
+        except TimeoutError:
+            return False
+        return True
 
     def exhausted(self, error: PercolatorError) -> PercolatorError | None:
         """The last error, with how often and how long it was tried. None if another attempt would

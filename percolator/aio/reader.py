@@ -325,11 +325,10 @@ class Reader:
 
     def _begin_at(self, address: CellAddress, deadline: float) -> Awaitable[int]:
         """Fetches the timestamp, in order to read this cell."""
-        # Two looks at dictionaries that are nearly always empty, with every first read.
         attempts = self.attempts
-        if attempts is None or self._standing_in_line or not self.env.is_contended(address):
-            return self.begin(deadline)
-        if self._starting is not None:  # too late: another read has asked for the timestamp
+        if attempts is None or self._standing_in_line or self._starting is not None:
+            return self.begin(deadline)  # perhaps too late: another read is the first
+        if not attempts.must_wait(address):
             return self.begin(deadline)
         return self._begin_in_line(attempts, address, deadline)
 
@@ -526,7 +525,11 @@ class Reader:
             await self.late.settle(deadline)
         found = self._at_hand(address)
         if found is None:
-            start = self.start or await self._begin_at(address, deadline)
+            start = self.start
+            if not start:
+                start = await self._begin_at(address, deadline)
+            elif self.attempts is not None:
+                self.attempts.reads(address, start)
             # Whoever stood in front of it in a line hands the cell over.
             found = self._at_hand(address)
             if found is None:

@@ -613,6 +613,8 @@ class Transaction(Reads):
             await self._complete(deadline)
         if not buffer.cells.cells and not buffer.weak:
             self._end(Outcome.COMMITTED)
+            if self._attempts is not None:
+                self._attempts.committed(0, {})
             return None
         reader.ended = _COMMITTING
         try:

@@ -1,7 +1,11 @@
-"""Hot cells: transactions of one client that have lost at a cell run one by one, the oldest first.
+"""Hot cells: transactions of one client that would collide at a cell run one by one there.
 
 Transactions that have lost at a cell would collide there again, and all but one of them would lose
-again. So they stand in line at the cell, and the next one runs when the one before it has ended.
+again. So they stand in line at the cell, the oldest first, and the next one runs when the one
+before it has ended. Most collisions can be foreseen: many functions write every cell that they
+read. A transaction of such a function holds the cells that it reads, until it ends. Another one
+that would begin by reading such a cell stands in line for it. If it meets one later, its snapshot
+is too old already: it is run again when it can hold all its cells.
 
 Rules, each with the failure that it prevents:
 - A line only says who runs when. What a transaction may commit is decided by its commit, in line or
@@ -11,19 +15,27 @@ Rules, each with the failure that it prevents:
 - A transaction that has lost at several cells is granted its place at all of them at the same time,
   when it is the first in each line. If it had one while it waited for the next, two could wait for
   each other.
-- A grant ends after a time, whatever its owner does. A function that waits for something else would
-  hold up the line forever. If the time was too short, the owner's next grant is twice as long:
-  otherwise, a slow function would never commit at a cell where fast ones stand in line.
+- Once another one waits, a cell is held for a limited time, whatever its holder does. A function
+  that waits for something else would hold up the line forever. If the time was too short, its next
+  grant is twice as long: otherwise, a slow function would never commit at a cell where fast ones
+  stand in line.
+- A transaction waits before it holds a cell, and never while it does. Two that have read one cell
+  each, and want the other's, would wait for each other.
+- Only a first attempt gives way to a holder that it meets. One that reads other cells at each
+  attempt would give way forever.
+- A cell that is only read is not held: everybody may read it at once. So a function has to write
+  all that it reads of a column, commit after commit, before its transactions hold cells there. When
+  one commits without writing a cell that it held, those that waited with their first read all go.
 - A line is kept for a short time after the last one has left. Otherwise, the next two to come would
   collide, and one of them lose, each time that a line was empty.
-- Without contention, nothing is kept, and one look at an empty dictionary is all that a transaction
-  pays.
+- Where nobody waits, there is no line, no timer and no future: a transaction pays for an entry in a
+  dictionary with each cell that it holds.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -156,10 +168,19 @@ class Rivals:
 
 GRANT_SECONDS = 1.0
 GRANT_SECONDS_MAX = 16.0
+"""How long a cell is held while others wait for it."""
 KEPT_SECONDS = 0.25
 """How long a line is kept when it is empty."""
 CELLS_MAX = 8
 """The most cells at which one transaction stands in line: those where it lost last."""
+WRITTEN_MIN = 16
+"""So many cells of a column must a function have read and written, and none only read, before its
+transactions hold such cells."""
+HELD_MAX = 32
+"""The most cells that a transaction holds because it has read them."""
+CALLERS_MAX = 1_024
+COLUMNS_MAX = 256
+"""The most functions, and columns of each, of which that is known."""
 
 
 class Loss(NamedTuple):
@@ -178,65 +199,37 @@ class Loss(NamedTuple):
 
 
 class Place:
-    """One transaction's place in the lines of its cells."""
+    """One transaction's place in the lines of its cells, until it is granted."""
 
-    __slots__ = (
-        "_timer",
-        "cells",
-        "expired",
-        "followers",
-        "granted",
-        "is_reading",
-        "left",
-        "number",
-        "owner",
-        "seconds",
-    )
+    __slots__ = ("cells", "granted", "is_reading", "left", "number", "owner")
 
-    def __init__(self, owner: Contender, cells: Sequence[CellAddress], seconds: float) -> None:
+    def __init__(self, owner: Contender, cells: Sequence[CellAddress], *, is_reading: bool) -> None:
         self.owner = owner
         self.cells = cells
-        self.seconds = seconds
         self.number = 0
         """Decides between places of the same age: the one that joined first has a lower number."""
-        self.is_reading = False
+        self.is_reading = is_reading
         """Its transaction waits with its first read, so that it could begin anywhere from now."""
-        self.followers = 0
-        """Places with a lower number had joined before the owner sent its commit."""
         self.granted: asyncio.Future[Handover | None] = asyncio.get_running_loop().create_future()
         """Done when the owner may run, perhaps with a handover; cancelled if it never will."""
         self.left = False
-        self.expired = False
-        """It was ended because it had lasted too long."""
-        self._timer: asyncio.TimerHandle | None = None
 
     def __lt__(self, other: Place) -> bool:
         return (self.owner.since, self.number) < (other.owner.since, other.number)
 
-    def begin(self, timer: asyncio.TimerHandle, handover: Handover | None) -> None:
-        self._timer = timer
-        if not self.granted.done():  # the task that waits was cancelled, and is about to leave
-            self.granted.set_result(handover)
-
-    def end(self) -> None:
-        self.left = True
-        if self._timer is not None:
-            self._timer.cancel()
-
 
 class _Line:
-    """The transactions that have lost at one cell, or would, and not committed yet."""
+    """The transactions that wait for one cell."""
 
-    __slots__ = ("callers", "end", "owner", "waiting")
+    __slots__ = ("callers", "ends_at", "waiting")
 
     def __init__(self) -> None:
-        self.owner: Place | None = None
         self.waiting: list[Place] = []
         """A heap: the oldest is the first. It may contain some that have left."""
         self.callers: set[object] = set()
         """The functions and observers that have lost here since the line formed."""
-        self.end: asyncio.TimerHandle | None = None
-        """The end of the line, if nothing stands in it."""
+        self.ends_at = 0.0
+        """When the line ends, if nothing waits or was granted its place; else 0.0."""
 
     def first(self) -> Place | None:
         while self.waiting and self.waiting[0].left:
@@ -245,16 +238,20 @@ class _Line:
 
 
 class HotCells:
-    """The lines of one client. Belongs to its event loop."""
+    """The held cells and the lines of one client. Belongs to its event loop."""
 
     def __init__(self) -> None:
+        self.holders: dict[CellAddress, Contender] = {}
         self.lines: dict[CellAddress, _Line] = {}
         """Where something stands in line, or has just now."""
+        self._ending: deque[CellAddress] = deque()
+        """The lines that are empty, or were, in the order in which they end."""
         self._joined = 0
+        self._written: dict[object, dict[tuple[int, bytes], int]] = {}
 
     def __len__(self) -> int:
-        """The number of cells where something stands in line."""
-        return sum(line.end is None for line in self.lines.values())
+        """The number of cells where something stands in line, or was granted its place."""
+        return sum(not line.ends_at for line in self.lines.values())
 
     def has_lost(self, caller: object, cell: CellAddress) -> bool:
         """True if there is a line at the cell, and this caller has lost there since it formed.
@@ -264,6 +261,39 @@ class HotCells:
         line = self.lines.get(cell)
         return line is not None and caller in line.callers
 
+    def is_free(self, cell: CellAddress) -> bool:
+        """True if nothing holds the cell or waits for it."""
+        if cell in self.holders:
+            return False
+        line = self.lines.get(cell)
+        return line is None or line.first() is None
+
+    def written_by(self, caller: object) -> dict[tuple[int, bytes], int]:
+        """How many cells of each column the function has read and written since it has only read
+        one there."""
+        columns = self._written.get(caller)
+        if columns is None or len(columns) >= COLUMNS_MAX:
+            if len(self._written) >= CALLERS_MAX:
+                self._written.clear()
+            columns = self._written[caller] = {}
+        return columns
+
+    def let_go_at(self, cell: CellAddress) -> None:
+        """Ends the waits of those that would begin by reading a cell that is only read."""
+        line = self.lines.get(cell)
+        for place in list(line.waiting) if line is not None else ():
+            if place.is_reading and not place.left:
+                if not place.granted.done():
+                    place.granted.set_result(None)
+                place.owner.leave()
+
+    def hold(self, cell: CellAddress, holder: Contender) -> None:
+        self.holders[cell] = holder
+        holder.held.append(cell)
+        line = self.lines.get(cell)
+        if line is not None and line.first() is not None:
+            holder.limit()
+
     def join(self, place: Place) -> None:
         """Puts a new place into the lines of its cells."""
         place.number = self._joined
@@ -272,35 +302,37 @@ class HotCells:
             line = self.lines.get(cell)
             if line is None:
                 line = self.lines[cell] = _Line()
-            elif line.end is not None:
-                line.end.cancel()
-                line.end = None
+            line.ends_at = 0.0
             line.callers.add(place.owner.caller)
             heappush(line.waiting, place)
+            holder = self.holders.get(cell)
+            if holder is not None:
+                holder.limit()
         self._grant(place.cells)
 
-    def is_followed(self, place: Place) -> bool:
+    def is_followed(self, holder: Contender) -> bool:
         """True if the next in line could use the handover. Asked before the commit."""
-        place.followers = self._joined
-        for cell in place.cells:
-            following = self.lines[cell].first()
+        holder.followers = self._joined
+        for cell in holder.held:
+            line = self.lines.get(cell)
+            following = None if line is None else line.first()
             if following is not None and following.is_reading:
                 return True
         return False
 
-    def leave(self, place: Place, handover: Handover | None = None) -> None:
-        """Ends the grant, or gives up the place in line. The handover is for the next one, if it
+    def leave(self, contender: Contender, handover: Handover | None = None) -> None:
+        """Ends its grant, or gives up its place in line. The handover is for the next one, if it
         has joined before the commit was sent."""
-        if place.left:
-            return
-        place.end()
-        if not place.granted.done():
-            place.granted.cancel()
-        for cell in place.cells:
-            line = self.lines[cell]
-            if line.owner is place:
-                line.owner = None
-        self._grant(place.cells, handover, place.followers)
+        held, contender.held = contender.held, []
+        for cell in held:
+            del self.holders[cell]
+        self._grant(held, handover, contender.followers)
+        place, contender.place = contender.place, None
+        if place is not None:
+            place.left = True
+            if not place.granted.done():
+                place.granted.cancel()
+            self._grant(place.cells)
 
     def _grant(
         self, cells: Sequence[CellAddress], handover: Handover | None = None, followers: int = 0
@@ -308,36 +340,66 @@ class HotCells:
         """Grants every place that can be, now that something has changed at these cells."""
         for cell in cells:
             line = self.lines.get(cell)
-            if line is None or line.owner is not None or line.end is not None:
+            if line is None or line.ends_at or cell in self.holders:
                 continue
             place = line.first()
             if place is None:
-                loop = asyncio.get_running_loop()
-                line.end = loop.call_later(KEPT_SECONDS, self.lines.pop, cell)
+                self._end_later(cell, line)
             elif self._is_first_everywhere(place):
+                owner = place.owner
+                owner.place = None
                 for each in place.cells:
-                    self.lines[each].owner = heappop(self.lines[each].waiting)
+                    heappop(self.lines[each].waiting)
+                    self.hold(each, owner)
                 begins_there = place.is_reading and place.number < followers
-                timer = asyncio.get_running_loop().call_later(place.seconds, self._expire, place)
-                place.begin(timer, handover if begins_there else None)
+                if not place.granted.done():  # else its task was cancelled, and is about to leave
+                    place.granted.set_result(handover if begins_there else None)
                 handover = None if begins_there else handover
 
     def _is_first_everywhere(self, place: Place) -> bool:
         for cell in place.cells:
-            line = self.lines[cell]
-            if line.owner is not None or line.first() is not place:
+            if cell in self.holders or self.lines[cell].first() is not place:
                 return False
         return True
 
-    def _expire(self, place: Place) -> None:
-        place.expired = True
-        self.leave(place)
+    def _end_later(self, cell: CellAddress, line: _Line) -> None:
+        loop = asyncio.get_running_loop()
+        line.ends_at = loop.time() + KEPT_SECONDS
+        if not self._ending:
+            loop.call_later(KEPT_SECONDS, self._end_lines)
+        self._ending.append(cell)
+
+    def _end_lines(self) -> None:
+        """Forgets the lines whose time has come. One timer serves all: with thousands of them, a
+        timer each would cost more than the lines."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        while self._ending:
+            line = self.lines.get(self._ending[0])
+            if line is not None and line.ends_at:
+                if line.ends_at > now:
+                    loop.call_at(line.ends_at, self._end_lines)
+                    return
+                del self.lines[self._ending[0]]
+            self._ending.popleft()
 
 
 class Contender:
-    """Work that is tried until it commits, and the cells where it has lost so far."""
+    """Work that is tried until it commits, the cells that it holds, and where it has lost so
+    far."""
 
-    __slots__ = ("_cells", "_hot_cells", "_place", "_seconds", "caller", "since")
+    __slots__ = (
+        "_cells",
+        "_expired",
+        "_hot_cells",
+        "_seconds",
+        "_timer",
+        "caller",
+        "followers",
+        "held",
+        "place",
+        "since",
+    )
 
     def __init__(
         self,
@@ -348,23 +410,34 @@ class Contender:
         seconds: float = GRANT_SECONDS,
     ) -> None:
         """`caller` is what is tried: a function, an observer. `since`: when the first attempt
-        began, on the monotonic clock. `seconds`: how long its grant may last."""
+        began, on the monotonic clock. `seconds`: how long it may hold cells while others wait."""
         self.caller = caller
         self.since = since
+        self.place: Place | None = None
+        """Where it waits."""
+        self.held: list[CellAddress] = []
+        self.followers = 0
+        """Places with a lower number had joined before it sent its commit."""
         self._hot_cells = hot_cells
         self._cells: tuple[CellAddress, ...] = ()
         self._seconds = seconds
-        self._place: Place | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._expired = False
+        """Others have waited for too long for the cells that it held."""
 
     @property
     def in_line(self) -> bool:
-        """True if it stands in line, or its place was granted."""
-        return self._place is not None and not self._place.left
+        """True if it stands in line, or holds cells."""
+        return self.place is not None or bool(self.held)
 
     def is_granted_at(self, cell: CellAddress) -> bool:
-        """True if its place at this cell was granted, and that has not lasted too long."""
-        place = self._place
-        return place is not None and not place.left and place.granted.done() and cell in place.cells
+        """True if it holds this cell."""
+        return cell in self.held
+
+    def hold(self, cell: CellAddress) -> None:
+        """Holds a cell that no other one holds, unless it has held others for too long."""
+        if not self._expired and len(self.held) < HELD_MAX:
+            self._hot_cells.hold(cell, self)
 
     def lost_at(self, cell: CellAddress) -> None:
         if cell not in self._cells:
@@ -372,28 +445,37 @@ class Contender:
 
     @property
     def is_followed(self) -> bool:
-        """True if its place was granted, and the next in line could use the handover. Asked before
-        its commit is sent."""
-        place = self._place
-        if place is None or place.left or not place.granted.done():
-            return False
-        return self._hot_cells.is_followed(place)
+        """True if it holds cells, and the next in line could use the handover. Asked before its
+        commit is sent."""
+        return bool(self.held) and self._hot_cells.is_followed(self)
 
     def stand_in_line(self, *, is_reading: bool = False) -> asyncio.Future[Handover | None]:
-        """Leaves its place if it has one; the result is done when the new one is granted.
+        """Lets go what it holds; the result is done when it holds all cells where it has lost.
 
         `is_reading`: its transaction waits with its first read.
         """
-        if self._place is not None and self._place.expired:
+        if self._expired:
             self._seconds = min(2 * self._seconds, GRANT_SECONDS_MAX)
         self.leave()
-        self._place = Place(self, self._cells, self._seconds)
-        self._place.is_reading = is_reading
-        self._hot_cells.join(self._place)
-        return self._place.granted
+        self._expired = False
+        place = self.place = Place(self, self._cells, is_reading=is_reading)
+        self._hot_cells.join(place)
+        return place.granted
+
+    def limit(self) -> None:
+        """Another one waits for what it holds."""
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._seconds, self._expire)
+
+    def _expire(self) -> None:
+        self.leave()
+        self._expired = True
 
     def leave(self, handover: Handover | None = None) -> None:
-        """Ends its grant, or gives up its place in line."""
-        if self._place is not None:
-            self._hot_cells.leave(self._place, handover)
-            self._place = None
+        """Lets go what it holds, or gives up its place in line."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.in_line:
+            self._hot_cells.leave(self, handover)
