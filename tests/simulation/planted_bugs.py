@@ -321,6 +321,10 @@ BUGS = (
         for plant, quickly in protocol_bugs.HANDOVER_BUGS
     ),
     *(
+        Bug(plant, workload="counters", one_round_share=0.8, is_quickly_caught=True)
+        for plant in protocol_bugs.HOLDING_BUGS
+    ),
+    *(
         Bug(plant, workload="registers", one_round_share=share, is_quickly_caught=True)
         for plant, share in protocol_bugs.FAMILY_BUGS
     ),

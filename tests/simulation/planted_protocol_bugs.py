@@ -21,8 +21,9 @@ from percolator.protocol import commit, steps
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit, State
 from percolator.protocol.conflicts import MetLock
-from percolator.protocol.contention import Handover, HotCells, Place
+from percolator.protocol.contention import Contender, Handover, HotCells
 from percolator.protocol.write_set import Write, WriteSteps
+from percolator.retries import Attempts
 from percolator.routing import lanes
 from percolator.routing.cells import (
     APPLIED,
@@ -810,9 +811,9 @@ def handover_used_by_one_that_came_later(patch: Patch) -> None:
     correct = HotCells.leave
 
     @in_place_of(patch, HotCells, "leave")
-    def wrong(self: HotCells, place: Place, handover: Handover | None = None) -> None:
-        place.followers = self._joined
-        correct(self, place, handover)
+    def wrong(self: HotCells, contender: Contender, handover: Handover | None = None) -> None:
+        contender.followers = self._joined
+        correct(self, contender, handover)
 
 
 def timestamp_is_not_set_aside(patch: Patch) -> None:
@@ -850,6 +851,37 @@ HANDOVER_BUGS = (
     (handover_of_every_commit, True),
 )
 """Each with whether it is caught in seconds."""
+
+
+# Bugs of holding cells: others wait until a time-out ends it.
+
+
+def ended_transactions_hold_their_cells(patch: Patch) -> None:
+    """Nothing says that they have ended."""
+    correct = Attempts.committed
+
+    @in_place_of(patch, Attempts, "committed")
+    def wrong(self: Attempts, commit_ts: int, writes: Mapping[CellAddress, Write]) -> None:
+        contender, self._contender = self._contender, None
+        correct(self, commit_ts, writes)
+        self._contender = contender
+
+    patch.setattr(Attempts, "end", lambda self: None)
+
+
+def one_that_holds_cells_waits_for_another(patch: Patch) -> None:
+    """Two that have read one cell each, and want the other's, wait for each other."""
+    correct = Contender.stand_in_line
+
+    @in_place_of(patch, Contender, "stand_in_line")
+    def wrong(self: Contender, *, is_reading: bool = False) -> asyncio.Future[Handover | None]:
+        held, self.held = self.held, []
+        place = correct(self, is_reading=is_reading)
+        self.held += held
+        return place
+
+
+HOLDING_BUGS = (ended_transactions_hold_their_cells, one_that_holds_cells_waits_for_another)
 
 
 # Bugs of read locks: one for each way to lose an exclusion.

@@ -554,6 +554,12 @@ class Session:
         self._chronicle = chronicle
         self._database = database
 
+    def another(self, number: int) -> Session:
+        """One more session of the same client, for work at the same time."""
+        name, chronicle = f"{self.client} {number}", self._chronicle
+        chronicle.left[name] = chronicle.left[self.name]
+        return Session(chronicle, name, 1, self._database, Random(name))
+
     @property
     def client(self) -> str:
         """The client that it belongs to: its address, whichever life it is in."""

@@ -6,15 +6,17 @@ Each write puts a unique value; some are too long to be stored in a record.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from percolator.aio import Database
 from percolator.codecs import raw
 from percolator.errors import PercolatorError
+from percolator.protocol.contention import GRANT_SECONDS, WRITTEN_MIN
 from percolator.world import Random
 from tests.isolation.history import Put
-from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.sessions import Body, Cells, RecordedTx, Session
 from tests.simulation.workloads.workload import Ending, Workload, loading
 
 _ROWS = [b"", b"\x00", b"\x00\xff", b"middle", b"n", b"\xff", b"\xff\xff"]
@@ -344,11 +346,17 @@ class Blind(Workload):
 #
 # Each client also has a counter of its own. There its sessions take turns without rivals, so each
 # of them may begin directly above the commit of the one before it.
+#
+# At the end, the sessions of one client count in the rows of a ring, each in two neighbours. They
+# hold the rows that they have read, and wait for each other. None may wait as long as it does for
+# one that never lets go, or that waits itself.
 
 _COUNTERS_ROWS = [b"hits", b"misses", b"seen"]
 _OWN_SHARE = 0.5
 _LOOKS_SHARE = 0.3
 _IN_A_ROW = 5
+_RING = [b"ring %d" % number for number in range(6)]
+_ROUNDS = 4
 
 
 class Counters(Workload):
@@ -364,14 +372,9 @@ class Counters(Workload):
             return
         rows = session.random.sample(_COUNTERS_ROWS, session.random.choice((1, 1, 2)))
 
-        async def body(tx: RecordedTx) -> None:
-            for row in rows:
-                before = await tx.get(row, self._value)
-                await tx.set(row, self._value, b"%d" % (int(before or b"0") + 1))
-
         # Those that run again take turns; the others come in between, and are judged all the same.
         run = session.random.choice((session.run, session.run_again))
-        await run(body)
+        await run(self._counting(rows))
 
     async def _count_alone(self, session: Session) -> None:
         """Counts in the client's own row, and looks at one of the others."""
@@ -387,6 +390,32 @@ class Counters(Workload):
         for _ in range(_IN_A_ROW):  # at once, so that the next one comes while there is a line
             if session.goes_on:
                 await session.run_again(body)
+
+    leaves_behind = True
+
+    async def rest(self, session: Session) -> None:
+        for _ in range(WRITTEN_MIN):  # then it is known that its transactions write what they read
+            await session.run_again(self._counting(_RING[:1]))
+        ring = zip(_RING, [*_RING[1:], _RING[0]], strict=True)
+        await asyncio.gather(
+            *(self._go_round(session.another(n), rows) for n, rows in enumerate(ring, 2))
+        )
+
+    async def _go_round(self, session: Session, rows: Sequence[bytes]) -> None:
+        now = asyncio.get_running_loop().time
+        for _ in range(_ROUNDS):
+            began = now()
+            committed = await session.run_again(self._counting(rows))
+            if not committed or now() - began > GRANT_SECONDS:
+                session.broken(f"a commit in a ring took {now() - began:.2f} s: {committed}")
+
+    def _counting(self, rows: Sequence[bytes]) -> Body:
+        async def body(tx: RecordedTx) -> None:
+            for row in rows:
+                before = await tx.get(row, self._value)
+                await tx.set(row, self._value, b"%d" % (int(before or b"0") + 1))
+
+        return body
 
     def check(self, ending: Ending) -> Iterable[str]:
         expected = Counter(
