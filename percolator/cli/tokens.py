@@ -1,18 +1,36 @@
-"""`percolator tokens`: makes the secrets with which clients prove their role."""
+"""`percolator token`: makes, lists and revokes the secrets with which clients prove their role."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from percolator.cli.connection import connection, fail
+from percolator.cli.options import duration_seconds
 from percolator.errors import InvalidArgument
 from percolator.process import private_opener
-from percolator.wire.tokens import ROLES, new_token, token_entry
+from percolator.wire.tokens import (
+    ROLES,
+    Entry,
+    new_token,
+    parse,
+    require_name,
+    time_text,
+    token_hash,
+    with_entry,
+    without_entry,
+)
 
 
 class TokenRole(StrEnum):
@@ -22,34 +40,250 @@ class TokenRole(StrEnum):
     ADMIN = "admin"
 
 
-app = typer.Typer(no_args_is_help=True, help="Make tokens for clients.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Make, list and revoke tokens for clients. Servers see a change within seconds.",
+)
+
+Name = Annotated[str, typer.Argument(help="Who it belongs to.", show_default=False)]
+SecretFile = Annotated[
+    Path, typer.Option(help="Where to write the token; must not exist yet.", show_default=False)
+]
+TokensFile = Annotated[
+    Path,
+    typer.Option(
+        help="The servers' file of tokens, which the setting `tokens` names.", show_default=False
+    ),
+]
+ExpiresIn = Annotated[
+    str, typer.Option(help="How long it is accepted: 90d, 12h [default: no end].")
+]
 
 
 @app.command()
-def new(
+def create(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Who it belongs to.", show_default=False)],
-    file: Annotated[Path, typer.Option(help="Where to write the token; must not exist yet.")],
+    name: Name,
+    file: SecretFile,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            help="The servers' file of tokens, to which the entry is added; it may be new "
+            "[default: print the entry].",
+            show_default=False,
+        ),
+    ] = None,
     role: Annotated[TokenRole, typer.Option(help="What it allows.")] = TokenRole.CLIENT,
+    expires_in: ExpiresIn = "",
 ) -> None:
-    """Write a new token to a file, and print the entry for the servers' file of tokens.
+    """Write a new token to a file, and its entry to the servers' file of tokens.
 
     The token itself is never printed.
     """
+    token = new_token()
     try:
-        token = new_token()
-        entry = token_entry(name, ROLES[role.value], token)
-        _write_secret(file, token)
+        require_name(name)
+        entry = Entry(
+            name, ROLES[role.value], token_hash(token), _time_in("--expires-in", expires_in)
+        )
+        if tokens is None:
+            _write_secret(file, token)
+        else:
+            with _edited(tokens, may_be_new=True) as edit:
+                if name in edit.entries:
+                    raise InvalidArgument("name", f"{name!r} exists in {tokens}; rotate or revoke")  # noqa: TRY301
+                edit.text = with_entry(edit.text, entry)
+                edit.secret(file, token)
     except InvalidArgument as error:
         fail(error)
-    shown = Text(entry.rstrip())
-    connection(context).show({"name": name, "role": role.value, "entry": entry}, shown)
+    shown = Text(entry.text().rstrip() if tokens is None else f"created {name} in {tokens}")
+    data = {"name": name, "role": role.value, "expires": _shown(entry.expires)}
+    connection(context).show(data | {"entry": entry.text()}, shown)
+
+
+@app.command()
+def rotate(
+    context: typer.Context,
+    name: Name,
+    file: SecretFile,
+    tokens: TokensFile,
+    overlap: Annotated[
+        str, typer.Option(help="How long the present token is still accepted: 1h, 7d.")
+    ] = "1h",
+    expires_in: Annotated[
+        str,
+        typer.Option(
+            help="How long the new one is accepted [default: until the present one ends]."
+        ),
+    ] = "",
+) -> None:
+    """Write a new token for a name that has one; both are accepted for a while."""
+    token = new_token()
+    try:
+        former_expires = _time_in("--overlap", overlap)
+        with _edited(tokens) as edit:
+            former = edit.entry(name)
+            entry = replace(
+                former,
+                digest=token_hash(token),
+                expires=_time_in("--expires-in", expires_in) or former.expires,
+                former_digest=former.digest,
+                former_expires=min(filter(None, (former_expires, former.expires))),
+            )
+            edit.text = with_entry(without_entry(edit.text, name, str(tokens), "--tokens"), entry)
+            edit.secret(file, token)
+    except InvalidArgument as error:
+        fail(error)
+    until = _shown(entry.former_expires)
+    shown = Text(f"rotated {name}; the former token is accepted until {until}")
+    connection(context).show({"name": name, "former_expires": until}, shown)
+
+
+@app.command()
+def revoke(context: typer.Context, name: Name, tokens: TokensFile) -> None:
+    """Remove a name: servers refuse its tokens within seconds, and end its streams."""
+    try:
+        with _edited(tokens) as edit:
+            edit.entry(name)
+            edit.text = without_entry(edit.text, name, str(tokens), "--tokens")
+    except InvalidArgument as error:
+        fail(error)
+    connection(context).show({"name": name}, Text(f"revoked {name}"))
+
+
+@app.command("list")
+def list_(context: typer.Context, tokens: TokensFile) -> None:
+    """List who has a token, and what it allows."""
+    try:
+        entries = parse(_read(tokens), str(tokens), "--tokens").values()
+    except InvalidArgument as error:
+        fail(error)
+    now = datetime.now(UTC)
+    shown = Table("name", "role", "expires", "former token until", box=None)
+    data = []
+    for entry in entries:
+        is_over = entry.expires is not None and entry.expires <= now
+        shown.add_row(
+            entry.name,
+            entry.role.name.lower(),
+            (_shown(entry.expires) or "never") + (" (expired)" if is_over else ""),
+            _shown(entry.former_expires) or "",
+        )
+        data.append(
+            {
+                "name": entry.name,
+                "role": entry.role.name.lower(),
+                "expires": _shown(entry.expires),
+                "expired": is_over,
+                "former_expires": _shown(entry.former_expires),
+            }
+        )
+    connection(context).show(data, shown)
+
+
+def _shown(time: datetime | None) -> str | None:
+    return None if time is None else time_text(time)
+
+
+def _time_in(option: str, duration: str) -> datetime | None:
+    if not duration:
+        return None
+    try:
+        return datetime.now(UTC) + timedelta(seconds=duration_seconds(option, duration))
+    except OverflowError:
+        raise InvalidArgument(option, f"{duration!r} is too long") from None
+
+
+class _Edit:
+    """One change of the servers' file of tokens."""
+
+    def __init__(self, text: str, where: Path) -> None:
+        self.entries = parse(text, str(where), "--tokens")
+        self.text = text
+        self._where = where
+        self._secret: Path | None = None
+
+    def entry(self, name: str) -> Entry:
+        if name not in self.entries:
+            raise InvalidArgument("name", f"{self._where} has no token of that name")
+        return self.entries[name]
+
+    def secret(self, path: Path, token: str) -> None:
+        """Writes the token of a new entry."""
+        _write_secret(path, token)
+        self._secret = path
+
+    def undo(self) -> None:
+        """Removes the token, which no server will ever accept."""
+        if self._secret is not None:
+            with suppress(OSError):
+                self._secret.unlink()
+
+
+@contextmanager
+def _edited(path: Path, *, may_be_new: bool = False) -> Iterator[_Edit]:
+    """Changes the file as a whole, or not at all, and keeps its owner and its mode. Commands wait
+    for each other: otherwise one could write back an entry that another has just revoked."""
+    path = path.resolve()  # a link stays one
+    try:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise InvalidArgument("--tokens", f"{path.parent}: {error.strerror}") from None
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        is_new = may_be_new and not path.exists()
+        edit = _Edit("" if is_new else _read(path), path)
+        try:
+            yield edit
+            # Otherwise a mistake here would shut everybody out at the next restart.
+            parse(edit.text, str(path), "--tokens")
+            _replace(path, edit.text, is_new=is_new)
+        except BaseException:
+            edit.undo()
+            raise
+        with suppress(OSError):  # the file has been replaced, and may no longer be undone
+            os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _replace(path: Path, text: str, *, is_new: bool) -> None:
+    new = path.with_name(f"{path.name}.new")
+    try:
+        new.unlink(missing_ok=True)
+        with open(new, "x", encoding="utf-8", opener=private_opener) as file:
+            file.write(text)
+            if not is_new:
+                # Servers of another user must still be able to read it.
+                status = path.stat()
+                os.fchown(file.fileno(), status.st_uid, status.st_gid)
+                os.fchmod(file.fileno(), status.st_mode & 0o7777)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except OSError as error:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise InvalidArgument("--tokens", f"{path}: {error.strerror}") from None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgument("--tokens", f"{path}: {error.strerror}") from None
+    except ValueError:
+        raise InvalidArgument("--tokens", f"{path}: not TOML") from None
 
 
 def _write_secret(path: Path, token: str) -> None:
     try:
-        file = open(path, "x", encoding="ascii", opener=private_opener)  # noqa: SIM115
+        with open(path, "x", encoding="ascii", opener=private_opener) as file:
+            try:
+                file.write(token + "\n")
+                file.flush()
+            except OSError:
+                path.unlink()
+                raise
     except OSError as error:
         raise InvalidArgument("--file", f"{path}: {error.strerror}") from None
-    with file:
-        file.write(token + "\n")

@@ -1,10 +1,22 @@
-"""How a token is made, and its entry in the servers' token file: never the token itself."""
+"""How a token is made, and the servers' token file: what each token grants, never the token itself.
+
+[shop]                            # the owner, for people and the audit file
+role = "client"                   # or "admin"
+sha256 = "9f86d081884c..."        # of the token
+expires = 2027-01-31T00:00:00Z    # optional
+former_sha256 = "60303ae22b..."   # after a rotation: the token before,
+former_expires = 2026-12-24T12:00:00Z    # and when it ends
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import secrets
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from percolator.errors import InvalidArgument
 from percolator.wire.roles import Role
@@ -13,7 +25,12 @@ ROLES = {"client": Role.CLIENT, "admin": Role.ADMIN}
 """The roles that a token can grant."""
 
 NAME = re.compile("[A-Za-z0-9_-]{1,64}")
+_HASH = re.compile("[0-9a-f]{64}")
+_TWICE = re.compile(r"Cannot declare \('([A-Za-z0-9_-]+)',\) twice")
 _TOKEN_BYTES = 32
+_SHOWN_CHARACTERS_MAX = 20
+_BEGINNING_CHARACTERS = 6
+"""A token has 43 characters: the others cannot be guessed."""
 
 
 def new_token() -> str:
@@ -27,9 +44,143 @@ def token_hash(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-def token_entry(name: str, role: Role, token: str) -> str:
-    """The entry of a token in that file."""
+def require_name(name: str) -> None:
+    """Refuses a name that no entry can have."""
     if not NAME.fullmatch(name):
         raise InvalidArgument("name", "expected 1 to 64 letters, digits, - and _")
-    given = next(text for text, one in ROLES.items() if one is role)
-    return f'[{name}]\nrole = "{given}"\nsha256 = "{token_hash(token).hex()}"\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The entry of one name."""
+
+    name: str
+    role: Role
+    digest: bytes
+    expires: datetime | None = None
+    former_digest: bytes = b""
+    """The token that `digest` has replaced; empty if there is none."""
+    former_expires: datetime | None = None
+
+    def text(self) -> str:
+        """Its section of the file."""
+        role = next(text for text, role in ROLES.items() if role is self.role)
+        lines = [f"[{self.name}]", f'role = "{role}"', f'sha256 = "{self.digest.hex()}"']
+        if self.expires is not None:
+            lines.append(f"expires = {time_text(self.expires)}")
+        if self.former_expires is not None:
+            lines.append(f'former_sha256 = "{self.former_digest.hex()}"')
+            lines.append(f"former_expires = {time_text(self.former_expires)}")
+        return "\n".join(lines) + "\n"
+
+
+def token_entry(name: str, role: Role, token: str, expires: datetime | None = None) -> str:
+    """The section of a new token."""
+    require_name(name)
+    return Entry(name, role, token_hash(token), expires).text()
+
+
+def time_text(time: datetime) -> str:
+    """In UTC, to the second."""
+    return f"{time.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='seconds')}Z"
+
+
+def parse(text: str, where: str, field: str = "tokens") -> dict[str, Entry]:
+    """The entries of a token file, by name. `InvalidArgument` says which entry of `where` is
+    wrong, and how."""
+    try:
+        found = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        twice = _TWICE.match(str(error))
+        # Leave out any other reason, which may show a part of the file.
+        reason = f"[{_shown(twice[1])}] appears twice" if twice else "not TOML"
+        raise InvalidArgument(field, f"{where}: {reason}") from None
+    entries: dict[str, Entry] = {}
+    digests: set[bytes] = set()
+    for name, content in found.items():
+        if not NAME.fullmatch(name):
+            raise InvalidArgument(field, f"{where}: a name: expected letters, digits, - and _")
+        try:
+            entry = _entry(name, content)
+            for digest in filter(None, (entry.digest, entry.former_digest)):
+                if digest in digests:
+                    raise _Wrong("sha256: another token has the same")  # noqa: TRY301
+                digests.add(digest)
+        except _Wrong as wrong:
+            raise InvalidArgument(field, f"{where}: [{_shown(name)}]: {wrong}") from None
+        entries[name] = entry
+    return entries
+
+
+class _Wrong(Exception):
+    """What is wrong with an entry. Never shows a value: it may be the token itself, put there by
+    mistake."""
+
+
+_KEYS = {"role", "sha256"}
+_OPTIONAL_KEYS = {"expires", "former_sha256", "former_expires"}
+
+
+def _entry(name: str, content: object) -> Entry:
+    if not isinstance(content, dict) or not content.keys() >= _KEYS:
+        raise _Wrong("expected role and sha256")
+    if content.keys() - _KEYS - _OPTIONAL_KEYS:
+        raise _Wrong(f"expected role, sha256, {', '.join(sorted(_OPTIONAL_KEYS))}, nothing else")
+    role = content["role"]
+    if not isinstance(role, str) or role not in ROLES:
+        raise _Wrong("role: expected client or admin")
+    if ("former_sha256" in content) != ("former_expires" in content):
+        raise _Wrong("expected both former_sha256 and former_expires, or neither")
+    return Entry(
+        name,
+        ROLES[role],
+        _digest(content, "sha256"),
+        _time(content, "expires"),
+        _digest(content, "former_sha256") if "former_sha256" in content else b"",
+        _time(content, "former_expires"),
+    )
+
+
+def _digest(content: Mapping[str, object], key: str) -> bytes:
+    value = content[key]
+    if not isinstance(value, str) or not _HASH.fullmatch(value):
+        raise _Wrong(f"{key}: expected 64 hexadecimal digits")
+    return bytes.fromhex(value)
+
+
+def _time(content: Mapping[str, object], key: str) -> datetime | None:
+    value = content.get(key)
+    if value is None:
+        return None
+    # Without a zone it would end at another time on another machine.
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise _Wrong(f"{key}: expected a time with its zone: 2027-01-31T00:00:00Z, without quotes")
+    return value
+
+
+def _shown(name: str) -> str:
+    """The name, or its beginning: a long one may be the token itself, put there by mistake."""
+    return name if len(name) <= _SHOWN_CHARACTERS_MAX else f"{name[:_BEGINNING_CHARACTERS]}..."
+
+
+def with_entry(text: str, entry: Entry) -> str:
+    """A token file with one more section; comments and other sections stay as they are."""
+    return f"{text.rstrip()}\n\n{entry.text()}".lstrip("\n")
+
+
+def without_entry(text: str, name: str, where: str, field: str = "tokens") -> str:
+    """A token file without a section that it has."""
+    expected = parse(text, where, field)
+    del expected[name]
+    kept: list[str] = []
+    inside = False
+    for line in text.splitlines(keepends=True):
+        if line.lstrip().startswith("["):
+            inside = line.strip().partition("#")[0].strip() in (f"[{name}]", f'["{name}"]')
+        if not inside:
+            kept.append(line)
+    # Written in another way (`shop = { role = ... }`), it is better edited by the one who wrote it.
+    edited = "".join(kept)
+    if parse(edited, where, field) != expected:
+        raise InvalidArgument(field, f"{where}: [{name}] is no section of its own; edit the file")
+    return edited

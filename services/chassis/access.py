@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import re
-import tomllib
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
@@ -26,30 +25,27 @@ from percolator.wire.credentials import AUTHORIZATION, SCHEME
 from percolator.wire.renewal import FileState, file_state
 from percolator.wire.roles import NO_ROLE, REQUIRED, Role
 from percolator.wire.tls import CLUSTER_NAME
-from percolator.wire.tokens import NAME, ROLES, token_hash
+from percolator.wire.tokens import parse, time_text, token_hash
 from percolator.world import Clock
 
-_HASH = re.compile("[0-9a-f]{64}")
-
 _LOOK_SECONDS = 2.0
-
-_SHOWN_CHARACTERS_MAX = 20
-
-_BEGINNING_CHARACTERS = 6
-"""A token has 43 characters: the others cannot be guessed."""
 
 _FIELD = "tokens"
 
 _log = structlog.get_logger("percolator.tokens")
 
 
-class Tokens:
-    """The tokens that a cluster accepts: a TOML file of their hashes, so that reading it reveals
-    none.
+class Grant(NamedTuple):
+    """What one token grants."""
 
-        [shop]                      # the owner, for people
-        role = "client"             # or "admin"
-        sha256 = "9f86d081884c..."  # of the token
+    name: str
+    role: Role
+    expires: datetime | None = None
+    """None if it does not expire."""
+
+
+class Tokens:
+    """The tokens that a cluster accepts, by hash, from a file (percolator/wire/tokens.py).
 
     The file is read again when it changes: removing an entry shuts its owner out within seconds.
     While it is not valid, its last valid content counts.
@@ -59,11 +55,11 @@ class Tokens:
         """`InvalidArgument` names what is wrong with the file."""
         self._path = path
         self._seen: FileState | None = _state_of(path)
-        self._roles = _read(path)
+        self._grants = _read(path)
 
-    def role_of(self, digest: bytes) -> Role | None:
-        """The role of the token with this hash; None if it is unknown."""
-        return self._roles.get(digest)
+    def grant_of(self, digest: bytes) -> Grant | None:
+        """What the token with this hash grants; None if it is unknown."""
+        return self._grants.get(digest)
 
     async def follow(self, clock: Clock) -> None:
         """Follows the file until cancelled: a valid change takes effect within seconds; an invalid
@@ -80,11 +76,11 @@ class Tokens:
                 if self._seen == before:
                     continue
                 trouble.is_over()  # whoever has changed the file learns what is wrong with it now
-                self._roles = _read(self._path)
+                self._grants = _read(self._path)
             except InvalidArgument as error:
                 trouble.lasts(error)
             else:
-                _log.info("tokens read again", tokens=len(self._roles))
+                _log.info("tokens read again", tokens=len(self._grants))
 
 
 def _state_of(path: Path) -> FileState:
@@ -94,36 +90,20 @@ def _state_of(path: Path) -> FileState:
         raise InvalidArgument(_FIELD, f"{path}: {error.strerror}") from None
 
 
-def _read(path: Path) -> dict[bytes, Role]:
+def _read(path: Path) -> dict[bytes, Grant]:
     try:
-        entries = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidArgument(_FIELD, f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        # Leave out the reason, which may show a part of the file.
+    except ValueError:
         raise InvalidArgument(_FIELD, f"{path}: not TOML") from None
-    roles: dict[bytes, Role] = {}
-    for name, entry in entries.items():
-        where = f"{path}: [{_shown(name)}]" if NAME.fullmatch(name) else f"{path}: a name"
-        if not NAME.fullmatch(name):
-            raise InvalidArgument(_FIELD, f"{where}: expected letters, digits, - and _")
-        if not isinstance(entry, dict) or entry.keys() != {"role", "sha256"}:
-            raise InvalidArgument(_FIELD, f"{where}: expected role and sha256, and nothing else")
-        if entry["role"] not in ROLES:
-            raise InvalidArgument(_FIELD, f"{where}: role: expected client or admin")
-        # Never show the value: it may be the token itself, put there by mistake.
-        if not isinstance(entry["sha256"], str) or not _HASH.fullmatch(entry["sha256"]):
-            raise InvalidArgument(_FIELD, f"{where}: sha256: expected 64 hexadecimal digits")
-        digest = bytes.fromhex(entry["sha256"])
-        if digest in roles:
-            raise InvalidArgument(_FIELD, f"{where}: sha256: another token has the same")
-        roles[digest] = ROLES[entry["role"]]
-    return roles
-
-
-def _shown(name: str) -> str:
-    """The name, or its beginning: a long one may be the token itself, put there by mistake."""
-    return name if len(name) <= _SHOWN_CHARACTERS_MAX else f"{name[:_BEGINNING_CHARACTERS]}..."
+    grants: dict[bytes, Grant] = {}
+    for entry in parse(text, str(path), _FIELD).values():
+        grants[entry.digest] = Grant(entry.name, entry.role, entry.expires)
+        if entry.former_digest:
+            ends = (time for time in (entry.expires, entry.former_expires) if time is not None)
+            grants[entry.former_digest] = Grant(entry.name, entry.role, min(ends))
+    return grants
 
 
 LOCAL = "localhost"
@@ -138,6 +118,8 @@ class CallerIdentity(NamedTuple):
     client: tuple[bytes, str] | None = None
     """The hash of the token, if there is one, and the machine. None for administrators and servers,
     which are not limited as clients."""
+    name: str = ""
+    """The name of its token, if there is one."""
 
 
 OWN = CallerIdentity(Role.SERVER)
@@ -192,8 +174,9 @@ class Access:
     would be servers.
     """
 
-    def __init__(self, tokens: Tokens | None) -> None:
+    def __init__(self, tokens: Tokens | None, clock: Clock) -> None:
         self._tokens = tokens
+        self._clock = clock
 
     def check_of(self, path: str) -> Check:
         """The check of one remote procedure."""
@@ -225,13 +208,13 @@ class Access:
             elif key == FORWARDED_METADATA and CLUSTER_IDENTITY in (names() or ()):
                 # The machine whose call a gateway forwards, if the gateway names it.
                 machine = "" if isinstance(value, bytes) else value
-        role, digest = self._role(path, token, forwarded, names)
+        role, digest, name = self._role(path, token, forwarded, names)
         if required is None or role < required:
             needed = NO_ROLE if required is None else f"it needs {required.name}"
             raise PermissionDenied(f"the caller has the role {role.name}, but {needed}", where=path)
         if role == Role.SERVER or (role == Role.ADMIN and self._tokens is not None):
-            return CallerIdentity(role)
-        return CallerIdentity(role, (digest, machine or machine_of(peer())))
+            return CallerIdentity(role, name=name)
+        return CallerIdentity(role, (digest, machine or machine_of(peer())), name)
 
     def _role(
         self,
@@ -239,23 +222,31 @@ class Access:
         token: str | bytes | None,
         forwarded: bool,
         names: Callable[[], Iterable[bytes] | None],
-    ) -> tuple[Role, bytes]:
-        """With the hash of the token that proves it, if there is one."""
+    ) -> tuple[Role, bytes, str]:
+        """With the hash and the name of the token that proves it, if there is one."""
         if token is not None:
             return self._role_of_token(path, token)
         if not forwarded and CLUSTER_IDENTITY in (names() or ()):
-            return Role.SERVER, b""
+            return Role.SERVER, b"", ""
         if self._tokens is None:
-            return Role.ADMIN, b""
+            return Role.ADMIN, b"", ""
         raise Unauthenticated("the call carries no token", where=path)
 
-    def _role_of_token(self, path: str, value: str | bytes) -> tuple[Role, bytes]:
+    def _role_of_token(self, path: str, value: str | bytes) -> tuple[Role, bytes, str]:
         if self._tokens is None:
-            return Role.ADMIN, b""
+            return Role.ADMIN, b"", ""
         if isinstance(value, str) and value.startswith(SCHEME):
             digest = token_hash(value.removeprefix(SCHEME))
-            role = self._tokens.role_of(digest)
-            if role is not None:
-                return role, digest
+            grant = self._tokens.grant_of(digest)
+            if grant is not None:
+                if grant.expires is not None:
+                    self._require_unexpired(grant, grant.expires, path)
+                return grant.role, digest, grant.name
         # Does not show what was sent: a mistyped secret is nearly a secret.
         raise Unauthenticated("the cluster does not know the token of the call", where=path)
+
+    def _require_unexpired(self, grant: Grant, expires: datetime, path: str) -> None:
+        if self._clock.wall_milliseconds() >= expires.timestamp() * 1000:
+            raise Unauthenticated(
+                f"the token {grant.name!r} has expired at {time_text(expires)}", where=path
+            )

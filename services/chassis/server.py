@@ -367,7 +367,7 @@ class Server:
         calls = rpc.RpcMetrics()
         registry.register(calls)
         registry.register(metrics.RequestMetrics(gate))
-        access = Access(tokens) if tls is not None else None
+        access = Access(tokens, clock) if tls is not None else None
         self._edge = RpcEdge(gate, calls, clock, access)
         self.health = Health()
         self._open = OpenCalls(gate.open, settings.open_streams_max)

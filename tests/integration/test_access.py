@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 import percolator
-from percolator import Table, aio, codecs
+from percolator import Column, Table, aio, codecs
 from percolator.errors import (
     Overloaded,
     PercolatorError,
@@ -316,6 +316,52 @@ async def test_a_token_removed_from_the_file_is_refused_within_seconds(
         deadline = time.monotonic() + WITHDRAWN_SECONDS
         while not await is_let_in(database, write):
             assert time.monotonic() < deadline, "a token that was put back is not accepted"
+
+
+async def test_a_token_revoked_in_mid_transaction_commits_nothing(running: Running) -> None:
+    tokens = running.certificates / "cluster" / "tokens.toml"
+    before = read_text(tokens)
+    tables = [Table(name) for name in ("half", "other-half")]
+    columns = [table.column("value", codecs.integer) for table in tables]
+    files, address = files_in(running.certificates / "client"), running.cluster.address
+
+    async def write_while_revoked(database: aio.Database) -> None:
+        async with database.transaction() as tx:
+            for column in columns:
+                assert await tx.get("row", column) is None
+                tx.set("row", column, 1)
+            replace_text(tokens, before[before.index("[admin]") :])
+            deadline = time.monotonic() + WITHDRAWN_SECONDS
+            while await may_read(database, columns):
+                assert time.monotonic() < deadline, "a revoked token is accepted"
+
+    async with (
+        aio.connect(address, tls=files, token=running.token("admin")) as operator,
+        aio.connect(address, tls=files, token=running.token("client")) as database,
+    ):
+        for table in tables:
+            await operator.create_table(table)
+        try:
+            with pytest.raises(Unauthenticated, match="does not know the token"):
+                await write_while_revoked(database)
+        finally:
+            replace_text(tokens, before)
+        async with operator.snapshot() as snapshot:
+            assert [await snapshot.get("row", column) for column in columns] == [None, None]
+
+
+async def may_read(database: aio.Database, columns: list[Column[int]]) -> bool:
+    """Whether any server that a transaction needs still lets it in."""
+    found = []
+    for column in columns:
+        try:
+            async with database.snapshot() as snapshot:
+                await snapshot.get("row", column)
+        except Unauthenticated:
+            found.append(False)
+        else:
+            found.append(True)
+    return any(found)
 
 
 async def is_let_in(

@@ -23,7 +23,14 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import Overloaded, PercolatorError
-from percolator.services.chassis.access import LOCAL, Access, CallerIdentity, machine_of, peer_name
+from percolator.services.chassis.access import (
+    LOCAL,
+    Access,
+    CallerIdentity,
+    Grant,
+    machine_of,
+    peer_name,
+)
 from percolator.services.chassis.metrics import watch_event_loop
 from percolator.services.chassis.rpc import (
     BUCKETS_SECONDS,
@@ -43,6 +50,7 @@ from percolator.wire.credentials import AUTHORIZATION, SCHEME
 from percolator.wire.roles import Role
 from percolator.wire.tls import CLUSTER_NAME
 from percolator.wire.tokens import token_hash
+from percolator.world import MachineClock
 from tests.simulation.virtual_time import VirtualClock
 
 
@@ -554,14 +562,15 @@ def test_a_machine_is_one_client_whatever_ports_and_addresses_it_uses(
 
 
 class KnownTokens:
-    def role_of(self, digest: bytes) -> Role | None:
-        return {token_hash("shop"): Role.CLIENT, token_hash("boss"): Role.ADMIN}.get(digest)
+    def grant_of(self, digest: bytes) -> Grant | None:
+        grants = (Grant("shop", Role.CLIENT), Grant("boss", Role.ADMIN))
+        return {token_hash(grant.name): grant for grant in grants}.get(digest)
 
 
 def identified(
     *metadata: tuple[str, str], tokens: bool = True, names: tuple[str, ...] = ()
 ) -> CallerIdentity:
-    access = Access(KnownTokens() if tokens else None)  # type: ignore[arg-type]
+    access = Access(KnownTokens() if tokens else None, MachineClock())  # type: ignore[arg-type]
     encoded = [name.encode() for name in names]
     return access.require(
         "/p", Role.CLIENT, metadata, lambda: encoded, lambda: "ipv4:192.0.2.1:5000"
@@ -574,7 +583,7 @@ def bearer(token: str) -> tuple[str, str]:
 
 def test_a_client_is_its_token_at_its_machine() -> None:
     assert identified(bearer("shop")).client == (token_hash("shop"), "192.0.2.1")
-    assert identified(bearer("boss")) == ADMIN
+    assert identified(bearer("boss")) == ADMIN._replace(name="boss")
     assert identified(names=(CLUSTER_NAME,)) == SERVER
     # Where no tokens are required, programs may do what administrators may, and are limited.
     assert identified(tokens=False).client == (b"", "192.0.2.1")

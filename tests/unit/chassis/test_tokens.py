@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ import pytest
 import structlog
 
 from percolator.errors import InvalidArgument, NotReady, Unauthenticated, UsageError
-from percolator.services.chassis.access import Access, Tokens
+from percolator.services.chassis.access import Access, CallerIdentity, Grant, Tokens
 from percolator.services.chassis.frames import Caller, FrameCallContext, FrameCallFailed
 from percolator.services.chassis.rpc import Exposed, Gate, RpcEdge, RpcMetrics
 from percolator.v1 import tabletserver_pb2 as pb
@@ -23,7 +25,15 @@ from percolator.wire.credentials import SCHEME
 from percolator.wire.methods import WATCH_NOTIFICATIONS
 from percolator.wire.roles import Role
 from percolator.wire.status import from_status
-from percolator.wire.tokens import new_token, token_entry, token_hash
+from percolator.wire.tokens import (
+    Entry,
+    new_token,
+    parse,
+    token_entry,
+    token_hash,
+    with_entry,
+    without_entry,
+)
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.wire.permissions import change_mode
 
@@ -34,16 +44,21 @@ def tokens_file(directory: Path, *entries: str) -> Path:
     return path
 
 
+def role_of(tokens: Tokens, token: str) -> Role | None:
+    grant = tokens.grant_of(token_hash(token))
+    return None if grant is None else grant.role
+
+
 def test_a_token_has_the_role_that_the_file_gives_it(tmp_path: Path) -> None:
     shop, boss = new_token(), new_token()
     path = tokens_file(
         tmp_path, token_entry("shop", Role.CLIENT, shop), token_entry("boss", Role.ADMIN, boss)
     )
     tokens = Tokens(path)
-    assert tokens.role_of(token_hash(shop)) is Role.CLIENT
-    assert tokens.role_of(token_hash(boss)) is Role.ADMIN
-    assert tokens.role_of(token_hash(shop + "x")) is None
-    assert tokens.role_of(token_hash("")) is None
+    assert tokens.grant_of(token_hash(shop)) == Grant("shop", Role.CLIENT)
+    assert tokens.grant_of(token_hash(boss)) == Grant("boss", Role.ADMIN)
+    assert tokens.grant_of(token_hash(shop + "x")) is None
+    assert tokens.grant_of(token_hash("")) is None
 
 
 def test_the_file_does_not_hold_the_token(tmp_path: Path) -> None:
@@ -52,6 +67,7 @@ def test_the_file_does_not_hold_the_token(tmp_path: Path) -> None:
 
 
 ENTRY = token_entry("shop", Role.CLIENT, "s3cret")
+FORMER = ENTRY + 'former_sha256 = "{}"\nformer_expires = 2027-01-31T00:00:00Z\n'
 
 
 @pytest.mark.parametrize(
@@ -59,7 +75,15 @@ ENTRY = token_entry("shop", Role.CLIENT, "s3cret")
     [
         ("shop = ", "not TOML"),
         ("shop = 1", "[shop]: expected role and sha256"),
-        (ENTRY + "name = 1", "and nothing else"),
+        (ENTRY + "name = 1", "nothing else"),
+        (ENTRY + ENTRY, "[shop] appears twice"),
+        (ENTRY + "expires = 2027-01-31", "[shop]: expires: expected a time with its zone"),
+        (ENTRY + "expires = 2027-01-31T00:00:00", "expires: expected a time with its zone"),
+        (ENTRY + 'expires = "s3cret"', "expires: expected a time with its zone"),
+        (ENTRY + 'former_sha256 = "s3cret"', "both former_sha256 and former_expires"),
+        (ENTRY + "former_expires = 2027-01-31T00:00:00Z", "both former_sha256 and former_expires"),
+        (FORMER.format("s3cret"), "former_sha256: expected 64 hexadecimal digits"),
+        (FORMER.format(token_hash("s3cret").hex()), "another token has the same"),
         ('["a b"]\nrole = "client"', "letters, digits"),
         (ENTRY.replace("client", "server"), "expected client or admin"),
         ('[shop]\nrole = "client"\nsha256 = "s3cret"', "64 hexadecimal digits"),
@@ -100,13 +124,13 @@ async def test_a_change_of_the_file_is_in_force_within_seconds(tmp_path: Path) -
     with structlog.testing.capture_logs() as log:
         path.write_text(token_entry("other", Role.ADMIN, "another") + "\n")
         await clock.sleep(5)
-        assert tokens.role_of(token_hash("s3cret")) is None
-        assert tokens.role_of(token_hash("another")) is Role.ADMIN
+        assert tokens.grant_of(token_hash("s3cret")) is None
+        assert role_of(tokens, "another") is Role.ADMIN
         path.write_text("broken")
         await clock.sleep(5)
         away = path.rename(tmp_path / "away")
         await clock.sleep(60)
-        assert tokens.role_of(token_hash("another")) is Role.ADMIN
+        assert role_of(tokens, "another") is Role.ADMIN
         assert [entry["log_level"] for entry in log].count("error") == 2
         away.rename(path)
         await clock.sleep(5)
@@ -125,11 +149,11 @@ async def test_a_file_that_could_not_be_read_is_in_force_once_its_permissions_al
     with monkeypatch.context() as forbidden:
         forbidden.setattr(Path, "read_text", _refused)  # a mode would not keep root from it
         await clock.sleep(5)
-    assert tokens.role_of(token_hash("s3cret")) is Role.CLIENT
+    assert role_of(tokens, "s3cret") is Role.CLIENT
     change_mode(path)
     await clock.sleep(5)
-    assert tokens.role_of(token_hash("s3cret")) is None
-    assert tokens.role_of(token_hash("another")) is Role.ADMIN
+    assert tokens.grant_of(token_hash("s3cret")) is None
+    assert role_of(tokens, "another") is Role.ADMIN
     following.cancel()
 
 
@@ -188,7 +212,7 @@ class Watcher:
         self.handler = EndlessHandler(clock)
         known = Tokens(tokens)
         self._following = asyncio.create_task(known.follow(clock))
-        self._edge = RpcEdge(Gate(10, 1024), RpcMetrics(), clock, Access(known))
+        self._edge = RpcEdge(Gate(10, 1024), RpcMetrics(), clock, Access(known, clock))
         self._edge.expose([Exposed(SERVICE, self.handler)])
         self._caller = Caller(SCHEME + "s3cret", (), "ipv4:192.0.2.1:5000")
         self._loop = loop
@@ -239,3 +263,75 @@ async def test_a_stream_goes_on_when_tokens_of_others_are_withdrawn(tmp_path: Pa
     tokens.write_text(SHOP)
     await several(answers)
     watcher.leave()
+
+
+END = datetime(2027, 1, 31, tzinfo=UTC)
+
+
+class ClockAt(VirtualClock):
+    """Says what time it is, and nothing else."""
+
+    def __init__(self, time: datetime) -> None:
+        self.time = time
+
+    def wall_milliseconds(self) -> int:
+        return round(self.time.timestamp() * 1000)
+
+
+def caller_with(tokens: Path, clock: ClockAt, token: str) -> CallerIdentity:
+    metadata = [("authorization", SCHEME + token)]
+    access = Access(Tokens(tokens), clock)
+    return access.require("/p", Role.CLIENT, metadata, lambda: (), lambda: "ipv4:192.0.2.1:5000")
+
+
+def test_a_token_is_refused_by_name_from_the_time_at_which_it_expires(tmp_path: Path) -> None:
+    path = tokens_file(tmp_path, token_entry("shop", Role.CLIENT, "s3cret", END))
+    clock = ClockAt(END - timedelta(milliseconds=1))
+    assert caller_with(path, clock, "s3cret").name == "shop"
+    clock.time = END
+    with pytest.raises(Unauthenticated, match="'shop' has expired at 2027-01-31T00:00:00Z"):
+        caller_with(path, clock, "s3cret")
+
+
+def test_after_a_rotation_both_tokens_have_the_name_until_the_former_one_ends(
+    tmp_path: Path,
+) -> None:
+    entry = Entry("shop", Role.ADMIN, token_hash("new"), None, token_hash("old"), END)
+    path = tokens_file(tmp_path, entry.text())
+    clock = ClockAt(END - timedelta(milliseconds=1))
+    for token in ("new", "old"):
+        assert caller_with(path, clock, token) == CallerIdentity(Role.ADMIN, None, "shop")
+    clock.time = END
+    assert caller_with(path, clock, "new").name == "shop"
+    with pytest.raises(Unauthenticated, match="'shop' has expired"):
+        caller_with(path, clock, "old")
+
+
+def test_a_former_token_ends_no_later_than_the_name_itself(tmp_path: Path) -> None:
+    later = END + timedelta(days=1)
+    entry = Entry("shop", Role.ADMIN, token_hash("new"), END, token_hash("old"), later)
+    with pytest.raises(Unauthenticated, match="expired"):
+        caller_with(tokens_file(tmp_path, entry.text()), ClockAt(END), "old")
+
+
+OTHERS = f"""# Of the shop.
+a = {{ role = "admin", sha256 = "{token_hash("a").hex()}" }}
+[b] # whose
+role = "client"
+# not [shop]
+sha256 = "{token_hash("b").hex()}"
+"""
+
+
+def test_an_entry_is_taken_out_without_a_change_of_any_other_line() -> None:
+    entry = Entry("shop", Role.CLIENT, token_hash("s3cret"), END)
+    added = with_entry(OTHERS, entry)
+    assert parse(added, "file")["shop"] == entry
+    twin = replace(entry, name="shop-2", digest=token_hash("twin"))
+    assert without_entry(with_entry(added, twin), "shop", "file") == (OTHERS + "\n" + twin.text())
+    assert without_entry(added, "shop", "file").rstrip() == OTHERS.rstrip()
+
+
+def test_an_entry_that_is_no_section_is_left_to_people() -> None:
+    with pytest.raises(InvalidArgument, match=r"\[a\] is no section of its own; edit the file"):
+        without_entry(OTHERS, "a", "file")
