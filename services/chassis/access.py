@@ -166,7 +166,8 @@ Check = Callable[[grpc.aio.ServicerContext], CallerIdentity]
 class Access:
     """Decides who is calling a server with TLS, and whether they may, before the call is decoded.
 
-    `tokens` is None if none are required.
+    `tokens` is None if it knows none. Then only servers may call, unless every certificate of the
+    authority makes its owner an administrator.
 
     If there is a token, the token decides. Without one, the certificate that the servers of a
     cluster share makes the caller one of them. It does not if a gateway forwarded the call for
@@ -174,9 +175,12 @@ class Access:
     would be servers.
     """
 
-    def __init__(self, tokens: Tokens | None, clock: Clock) -> None:
+    def __init__(
+        self, tokens: Tokens | None, clock: Clock, *, any_certificate_is_admin: bool = False
+    ) -> None:
         self._tokens = tokens
         self._clock = clock
+        self._any_certificate_is_admin = any_certificate_is_admin
 
     def check_of(self, path: str) -> Check:
         """The check of one remote procedure."""
@@ -212,7 +216,7 @@ class Access:
         if required is None or role < required:
             needed = NO_ROLE if required is None else f"it needs {required.name}"
             raise PermissionDenied(f"the caller has the role {role.name}, but {needed}", where=path)
-        if role == Role.SERVER or (role == Role.ADMIN and self._tokens is not None):
+        if role == Role.SERVER or (role == Role.ADMIN and not self._any_certificate_is_admin):
             return CallerIdentity(role, name=name)
         return CallerIdentity(role, (digest, machine or machine_of(peer())), name)
 
@@ -228,13 +232,19 @@ class Access:
             return self._role_of_token(path, token)
         if not forwarded and CLUSTER_IDENTITY in (names() or ()):
             return Role.SERVER, b"", ""
-        if self._tokens is None:
+        if self._any_certificate_is_admin:
             return Role.ADMIN, b"", ""
-        raise Unauthenticated("the call carries no token", where=path)
+        raise Unauthenticated(
+            "the call carries no token, and a certificate alone gives no role", where=path
+        )
 
     def _role_of_token(self, path: str, value: str | bytes) -> tuple[Role, bytes, str]:
-        if self._tokens is None:
+        if self._any_certificate_is_admin:
             return Role.ADMIN, b"", ""
+        if self._tokens is None:
+            raise Unauthenticated(
+                "the server knows no tokens: its setting `tokens` is empty", where=path
+            )
         if isinstance(value, str) and value.startswith(SCHEME):
             digest = token_hash(value.removeprefix(SCHEME))
             grant = self._tokens.grant_of(digest)

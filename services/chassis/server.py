@@ -367,7 +367,12 @@ class Server:
         calls = rpc.RpcMetrics()
         registry.register(calls)
         registry.register(metrics.RequestMetrics(gate))
-        access = Access(tokens, clock) if tls is not None else None
+        any_is_admin = settings.any_certificate_is_admin
+        access = (
+            Access(tokens, clock, any_certificate_is_admin=any_is_admin)
+            if tls is not None
+            else None
+        )
         self._edge = RpcEdge(gate, calls, clock, access)
         self.health = Health()
         self._open = OpenCalls(gate.open, settings.open_streams_max)

@@ -141,8 +141,12 @@ class ServiceSettings(BaseModel):
     """PEM file: the private key of that certificate, without a password."""
 
     tokens: str = ""
-    """TOML file: the tokens with which clients prove their role. Empty: every client with a
-    certificate of the authority may do everything that clients and operators do."""
+    """TOML file: the tokens with which clients prove their role. Empty: only servers may call this
+    one, unless any_certificate_is_admin says otherwise."""
+
+    any_certificate_is_admin: bool = False
+    """Without tokens: let every client with a certificate of the authority do everything that
+    clients and operators do."""
 
     insecure: bool = False
     """Allow an address that other machines can reach without TLS, although calls are then neither
@@ -225,6 +229,10 @@ class ServiceSettings(BaseModel):
             raise ValueError(f"{missing}: is empty, although {given[0]} is given")
         if self.tokens and not given:
             raise ValueError("tokens: needs TLS, since tokens would travel in plain text")
+        if self.any_certificate_is_admin and not given:
+            raise ValueError("any_certificate_is_admin: needs TLS; without it, anybody is")
+        if self.any_certificate_is_admin and self.tokens:
+            raise ValueError("any_certificate_is_admin: tokens are given, which it makes void")
         if not given and not self.insecure:
             self._require_loopback("listen", self.listen_address)
             if self.metrics_address is not None:

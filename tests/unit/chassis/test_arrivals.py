@@ -570,7 +570,11 @@ class KnownTokens:
 def identified(
     *metadata: tuple[str, str], tokens: bool = True, names: tuple[str, ...] = ()
 ) -> CallerIdentity:
-    access = Access(KnownTokens() if tokens else None, MachineClock())  # type: ignore[arg-type]
+    access = Access(
+        KnownTokens() if tokens else None,  # type: ignore[arg-type]
+        MachineClock(),
+        any_certificate_is_admin=not tokens,
+    )
     encoded = [name.encode() for name in names]
     return access.require(
         "/p", Role.CLIENT, metadata, lambda: encoded, lambda: "ipv4:192.0.2.1:5000"

@@ -262,14 +262,16 @@ def test_a_value_that_is_needed_is_asked_for(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == "needy: store: is required; give --store\n"
 
 
+TLS_FLAGS = ("--tls-ca=ca.pem", "--tls-certificate=certificate.pem", "--tls-key=key.pem")
+
+
 @pytest.mark.parametrize("listen", ["0.0.0.0:7201", "[::]:7201", "10.1.2.3:7201", "shop:7201"])
 def test_an_address_that_others_can_reach_needs_explicit_consent(
     capsys: pytest.CaptureFixture[str], listen: str
 ) -> None:
     assert "--insecure" in refusal(capsys, "--listen", listen)
     assert shop("--listen", listen, "--insecure").listen == listen
-    tls = ("--tls-ca=ca.pem", "--tls-certificate=certificate.pem", "--tls-key=key.pem")
-    assert shop("--listen", listen, *tls).listen == listen
+    assert shop("--listen", listen, *TLS_FLAGS).listen == listen
 
 
 def test_so_does_an_address_of_the_metrics(capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,6 +287,11 @@ def test_so_does_an_address_of_the_metrics(capsys: pytest.CaptureFixture[str]) -
         (["--tls-ca=a", "--tls-certificate=b"], "tls_key: is empty, although tls_ca is given"),
         (["--tls-key=key.pem"], "tls_ca: is empty, although tls_key is given"),
         (["--tokens=tokens.toml"], "tokens: needs TLS"),
+        (["--any-certificate-is-admin"], "any_certificate_is_admin: needs TLS"),
+        (
+            [*TLS_FLAGS, "--tokens=tokens.toml", "--any-certificate-is-admin"],
+            "any_certificate_is_admin: tokens are given",
+        ),
     ],
 )
 def test_tls_is_given_as_a_whole_and_before_tokens(

@@ -17,7 +17,13 @@ import pytest
 import structlog
 
 from percolator.errors import InvalidArgument, NotReady, Unauthenticated, UsageError
-from percolator.services.chassis.access import Access, CallerIdentity, Grant, Tokens
+from percolator.services.chassis.access import (
+    CLUSTER_IDENTITY,
+    Access,
+    CallerIdentity,
+    Grant,
+    Tokens,
+)
 from percolator.services.chassis.frames import Caller, FrameCallContext, FrameCallFailed
 from percolator.services.chassis.rpc import Exposed, Gate, RpcEdge, RpcMetrics
 from percolator.v1 import tabletserver_pb2 as pb
@@ -335,3 +341,20 @@ def test_an_entry_is_taken_out_without_a_change_of_any_other_line() -> None:
 def test_an_entry_that_is_no_section_is_left_to_people() -> None:
     with pytest.raises(InvalidArgument, match=r"\[a\] is no section of its own; edit the file"):
         without_entry(OTHERS, "a", "file")
+
+
+def test_a_certificate_alone_gives_no_role_unless_the_setting_says_so() -> None:
+    def role(access: Access, name: bytes, *metadata: tuple[str, str]) -> Role:
+        required, peer = Role.CLIENT, "ipv4:192.0.2.1:5000"
+        return access.require("/p", required, metadata, lambda: (name,), lambda: peer).role
+
+    closed = Access(None, ClockAt(END))
+    with pytest.raises(Unauthenticated, match="a certificate alone gives no role"):
+        role(closed, b"a client")
+    with pytest.raises(Unauthenticated, match="knows no tokens"):
+        role(closed, b"a client", ("authorization", SCHEME + "s3cret"))
+    assert role(closed, CLUSTER_IDENTITY) is Role.SERVER
+    opened = Access(None, ClockAt(END), any_certificate_is_admin=True)
+    assert role(opened, b"a client") is Role.ADMIN
+    assert role(opened, b"a client", ("authorization", SCHEME + "s3cret")) is Role.ADMIN
+    assert role(opened, CLUSTER_IDENTITY) is Role.SERVER
