@@ -19,11 +19,13 @@ from percolator.errors import (
     PermissionDenied,
     Unauthenticated,
 )
+from percolator.services.chassis.audit import Audit
 from percolator.services.chassis.coordinator import Trouble
 from percolator.wire.channels import FORWARDED_METADATA, SERVER_METADATA
 from percolator.wire.credentials import AUTHORIZATION, SCHEME
 from percolator.wire.renewal import FileState, file_state
 from percolator.wire.roles import NO_ROLE, REQUIRED, Role
+from percolator.wire.status import status_code
 from percolator.wire.tls import CLUSTER_NAME
 from percolator.wire.tokens import parse, time_text, token_hash
 from percolator.world import Clock
@@ -120,6 +122,8 @@ class CallerIdentity(NamedTuple):
     which are not limited as clients."""
     name: str = ""
     """The name of its token, if there is one."""
+    machine: str = ""
+    """Of clients and administrators."""
 
 
 OWN = CallerIdentity(Role.SERVER)
@@ -176,9 +180,15 @@ class Access:
     """
 
     def __init__(
-        self, tokens: Tokens | None, clock: Clock, *, any_certificate_is_admin: bool = False
+        self,
+        tokens: Tokens | None,
+        clock: Clock,
+        *,
+        any_certificate_is_admin: bool = False,
+        audit: Audit | None = None,
     ) -> None:
         self._tokens = tokens
+        self._audit = audit
         self._clock = clock
         self._any_certificate_is_admin = any_certificate_is_admin
 
@@ -212,13 +222,26 @@ class Access:
             elif key == FORWARDED_METADATA and CLUSTER_IDENTITY in (names() or ()):
                 # The machine whose call a gateway forwards, if the gateway names it.
                 machine = "" if isinstance(value, bytes) else value
-        role, digest, name = self._role(path, token, forwarded, names)
-        if required is None or role < required:
-            needed = NO_ROLE if required is None else f"it needs {required.name}"
-            raise PermissionDenied(f"the caller has the role {role.name}, but {needed}", where=path)
-        if role == Role.SERVER or (role == Role.ADMIN and not self._any_certificate_is_admin):
-            return CallerIdentity(role, name=name)
-        return CallerIdentity(role, (digest, machine or machine_of(peer())), name)
+        name = ""
+        try:
+            role, digest, name = self._role(path, token, forwarded, names)
+            if required is None or role < required:
+                needed = NO_ROLE if required is None else f"it needs {required.name}"
+                raise PermissionDenied(  # noqa: TRY301 (told to the audit like the others)
+                    f"the caller has the role {role.name}, but {needed}", where=path
+                )
+        except (Unauthenticated, PermissionDenied) as error:
+            if self._audit is not None:
+                whence = machine or machine_of(peer())
+                outcome = status_code(error).name
+                self._audit.refused(name, whence, path, outcome, error.message)
+            raise
+        if role == Role.SERVER:
+            return CallerIdentity(role)
+        machine = machine or machine_of(peer())
+        if role == Role.ADMIN and not self._any_certificate_is_admin:
+            return CallerIdentity(role, None, name, machine)
+        return CallerIdentity(role, (digest, machine), name, machine)
 
     def _role(
         self,

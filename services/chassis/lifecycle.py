@@ -56,6 +56,7 @@ from percolator.process import (
 )
 from percolator.services.chassis import metrics
 from percolator.services.chassis.access import Tokens
+from percolator.services.chassis.audit import Audit
 from percolator.services.chassis.files import RealFiles
 from percolator.services.chassis.host import Build, Host, SettingsT
 from percolator.services.chassis.membership import Membership, Registration
@@ -452,7 +453,14 @@ class _Process(Generic[SettingsT]):
         stack.push_async_callback(network.close)
         world = World(MachineClock(), network, machine_random())
         registry.register(self._quotas)
-        server = Server(settings, self._gate, registry, world.clock, tls, tokens, self._quotas)
+        audit = None
+        if settings.audit:
+            limits = settings.audit_bytes_max, settings.audit_files_max
+            audit = Audit(Path(settings.audit), world.clock, *limits)
+            stack.callback(audit.close)
+        server = Server(
+            settings, self._gate, registry, world.clock, tls, tokens, self._quotas, audit
+        )
         bound = await server.start()
         stack.push_async_callback(server.stop, 0.0)
         metrics_bound = stack.enter_context(listening_metrics(registry, settings, tls))
@@ -469,6 +477,8 @@ class _Process(Generic[SettingsT]):
             await files.waiting(limit_new_files, root)
         if tokens is not None:
             host.background("follow the tokens", tokens.follow(world.clock))
+        if audit is not None:
+            host.background("write the audit file", audit.keep())
         exposed = await stack.enter_async_context(self._build(host))
         if root is not None:
             await files.waiting(close_root, root, self.log)

@@ -58,10 +58,11 @@ from percolator.services.chassis.access import (
     Check,
     machine_of,
 )
+from percolator.services.chassis.audit import Audit
 from percolator.services.chassis.settings import CLIENT_QUOTA_PERCENT, CLIENTS_QUOTA_PERCENT
 from percolator.wire.channels import cancelled_by_caller
 from percolator.wire.methods import method_name
-from percolator.wire.roles import Role
+from percolator.wire.roles import REQUIRED, Role
 from percolator.wire.status import failure, status_code
 from percolator.world import Clock
 
@@ -284,7 +285,8 @@ class Quotas(Collector):
 def by_address(context: grpc.aio.ServicerContext) -> CallerIdentity:
     """The check without TLS: callers have no names, and may do everything that an operator may. So
     each is limited as a client."""
-    return CallerIdentity(Role.ADMIN, (b"", machine_of(context.peer())))
+    machine = machine_of(context.peer())
+    return CallerIdentity(Role.ADMIN, (b"", machine), machine=machine)
 
 
 LOOKAHEAD_BYTES = 16 * 1024
@@ -754,9 +756,15 @@ class RpcEdge(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no type
     """Answers the calls to the exposed services; before they are, tells callers to come back."""
 
     def __init__(
-        self, gate: Gate, metrics: RpcMetrics, clock: Clock, access: Access | None = None
+        self,
+        gate: Gate,
+        metrics: RpcMetrics,
+        clock: Clock,
+        access: Access | None = None,
+        audit: Audit | None = None,
     ) -> None:
         self._gate = gate
+        self._audit = audit
         self._access = access
         self._metrics = metrics
         self._clock = clock
@@ -812,6 +820,7 @@ class RpcEdge(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no type
             check=self._check_of(path),
             metrics=self._metrics.method(exposed.descriptor.full_name, method.name),
             now=self._clock.monotonic_seconds,
+            audit=self._audit if REQUIRED.get(path) is Role.ADMIN else None,
         )
         # Bytes in, bytes out: decode here, where a failure becomes a typed error.
         if method.server_streaming:
@@ -862,6 +871,7 @@ class _Call:
     check: Check
     metrics: MethodMetrics
     now: Callable[[], float]
+    audit: Audit | None
 
     async def unary(self, request: bytes | Unreceived, context: grpc.aio.ServicerContext) -> bytes:
         started = self.now()
@@ -892,6 +902,9 @@ class _Call:
         else:
             return encoded
         finally:
+            if self.audit is not None and admitted is not None:
+                raw = None if held is None else held.raw
+                self.audit.called(admitted, self.path, self.parse, raw, code)
             if held is not None:
                 held.release()
             if admitted is not None:
@@ -931,6 +944,9 @@ class _Call:
                 await _abort(told, context)
             raise
         finally:
+            if self.audit is not None and admitted is not None:
+                raw = None if held is None else held.raw
+                self.audit.called(admitted, self.path, self.parse, raw, code)
             if held is not None:
                 held.release()
             if admitted is not None:

@@ -38,6 +38,7 @@ from percolator.errors import (
 )
 from percolator.services.chassis import metrics, rpc
 from percolator.services.chassis.access import Access, CallerIdentity, Tokens, machine_of
+from percolator.services.chassis.audit import Audit
 from percolator.services.chassis.frames import FrameServer
 from percolator.services.chassis.rpc import (
     FRAME_BYTES_MAX,
@@ -360,6 +361,7 @@ class Server:
         tls: ServerTls | None = None,
         tokens: Tokens | None = None,
         quotas: Quotas | None = None,
+        audit: Audit | None = None,
     ) -> None:
         """Without TLS callers cannot be identified, and any caller may call everything."""
         self._listen = settings.listen_address
@@ -369,11 +371,11 @@ class Server:
         registry.register(metrics.RequestMetrics(gate))
         any_is_admin = settings.any_certificate_is_admin
         access = (
-            Access(tokens, clock, any_certificate_is_admin=any_is_admin)
+            Access(tokens, clock, any_certificate_is_admin=any_is_admin, audit=audit)
             if tls is not None
             else None
         )
-        self._edge = RpcEdge(gate, calls, clock, access)
+        self._edge = RpcEdge(gate, calls, clock, access, audit)
         self.health = Health()
         self._open = OpenCalls(gate.open, settings.open_streams_max)
         self._server = grpc.aio.server(

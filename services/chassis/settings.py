@@ -148,6 +148,16 @@ class ServiceSettings(BaseModel):
     """Without tokens: let every client with a certificate of the authority do everything that
     clients and operators do."""
 
+    audit: str = ""
+    """File to which a line of JSON is written for every administrative call and every refusal of a
+    caller; empty is none. Each process needs a file of its own."""
+
+    audit_bytes_max: Annotated[int, Field(ge=64 << 10, le=1 << 40)] = 64 << 20
+    """The size above which the audit file is renamed, and a new one begun."""
+
+    audit_files_max: Annotated[int, Field(ge=2, le=1_000)] = 10
+    """How many audit files are kept, with the current one."""
+
     insecure: bool = False
     """Allow an address that other machines can reach without TLS, although calls are then neither
     encrypted nor authenticated."""

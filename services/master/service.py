@@ -110,7 +110,7 @@ class MasterSettings(StoreSettings):
 
     admin_held_seconds_max: Annotated[float, Field(ge=0, le=100 * 365 * 86_400)] = 0.0
     """As `client_held_seconds_max`, for sessions and pins of administrators; 0 means no limit.
-    Without tokens, all programs are administrators."""
+    Without TLS, and with any_certificate_is_admin, all programs are administrators."""
 
     leader_silence_seconds: Annotated[float, Field(ge=GRACE_SECONDS_MIN, le=3_600)] = 3.0
     """A leading master that is silent for this long is replaced by a standby."""

@@ -587,7 +587,7 @@ def bearer(token: str) -> tuple[str, str]:
 
 def test_a_client_is_its_token_at_its_machine() -> None:
     assert identified(bearer("shop")).client == (token_hash("shop"), "192.0.2.1")
-    assert identified(bearer("boss")) == ADMIN._replace(name="boss")
+    assert identified(bearer("boss")) == ADMIN._replace(name="boss", machine="192.0.2.1")
     assert identified(names=(CLUSTER_NAME,)) == SERVER
     # Where no tokens are required, programs may do what administrators may, and are limited.
     assert identified(tokens=False).client == (b"", "192.0.2.1")

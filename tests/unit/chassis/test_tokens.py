@@ -306,7 +306,9 @@ def test_after_a_rotation_both_tokens_have_the_name_until_the_former_one_ends(
     path = tokens_file(tmp_path, entry.text())
     clock = ClockAt(END - timedelta(milliseconds=1))
     for token in ("new", "old"):
-        assert caller_with(path, clock, token) == CallerIdentity(Role.ADMIN, None, "shop")
+        assert caller_with(path, clock, token) == CallerIdentity(
+            Role.ADMIN, None, "shop", "192.0.2.1"
+        )
     clock.time = END
     assert caller_with(path, clock, "new").name == "shop"
     with pytest.raises(Unauthenticated, match="'shop' has expired"):

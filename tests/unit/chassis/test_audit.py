@@ -1,0 +1,218 @@
+"""The audit file: which calls get a line, what it says, and how large the file becomes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from percolator.errors import InvalidArgument, NotReady, PercolatorError
+from percolator.services.chassis.access import Access, Tokens
+from percolator.services.chassis.audit import DIFFERENT_REFUSALS_MAX, Audit
+from percolator.services.chassis.frames import Caller, FrameCallContext, FrameCallFailed
+from percolator.services.chassis.rpc import Exposed, Gate, RpcEdge, RpcMetrics
+from percolator.v1 import master_pb2 as pb
+from percolator.wire import methods
+from percolator.wire.credentials import SCHEME
+from percolator.wire.roles import Role
+from percolator.wire.status import from_status
+from percolator.wire.tls import CLUSTER_NAME
+from percolator.wire.tokens import token_entry
+from tests.simulation.virtual_time import VirtualClock
+
+SERVICE = pb.DESCRIPTOR.services_by_name["MasterService"]
+BYTES_MAX = 10_000
+FILES_MAX = 3
+
+
+class OneTable:
+    """A master that creates and deletes nothing, and knows one table."""
+
+    async def delete_table(self, request: pb.DeleteTableRequest) -> pb.DeleteTableResponse:
+        if request.name != "orders":
+            raise InvalidArgument("name", "no such table")
+        return pb.DeleteTableResponse()
+
+    async def split_tablet(self, request: pb.SplitTabletRequest) -> pb.SplitTabletResponse:
+        return pb.SplitTabletResponse()
+
+    async def list_tables(self, request: pb.ListTablesRequest) -> pb.ListTablesResponse:
+        return pb.ListTablesResponse()
+
+    def __getattr__(self, name: str) -> Callable[[Any], Any]:
+        return lambda _: NotReady(name)
+
+
+class Audited:
+    """A server with tokens and an audit file."""
+
+    def __init__(self, directory: Path, clock: VirtualClock, *, has_tls: bool = True) -> None:
+        self.path = directory / "audit.jsonl"
+        self.clock = clock
+        tokens = directory / "tokens.toml"
+        tokens.write_text(
+            token_entry("shop", Role.CLIENT, "s3cret") + token_entry("boss", Role.ADMIN, "b0ss")
+        )
+        self.audit = Audit(self.path, clock, BYTES_MAX, FILES_MAX)
+        access = Access(Tokens(tokens), clock, audit=self.audit) if has_tls else None
+        self._edge = RpcEdge(Gate(10, 1 << 20), RpcMetrics(), clock, access, self.audit)
+        self._edge.expose([Exposed(SERVICE, OneTable())])
+
+    async def call(
+        self, method: Any, request: Any, token: str = "", names: tuple[bytes, ...] = ()
+    ) -> PercolatorError | None:
+        caller = Caller(SCHEME + token if token else "", names, "ipv4:192.0.2.1:5000")
+        context = FrameCallContext(caller, 1e12, self.clock.monotonic_seconds)
+        try:
+            await self._edge.unary[method.path](request.SerializeToString(), context)
+        except FrameCallFailed as failed:
+            return from_status(failed.status)
+        return None
+
+    def lines(self, suffix: str = "") -> list[dict[str, Any]]:
+        """The lines without their times."""
+        text = Path(f"{self.path}{suffix}").read_text()
+        found = [json.loads(line) for line in text.splitlines()]
+        assert all(line.pop("time").endswith("Z") for line in found)
+        return found
+
+
+def server(directory: Path, *, has_tls: bool = True) -> Audited:
+    return Audited(directory, VirtualClock(asyncio.get_running_loop()), has_tls=has_tls)
+
+
+DROP = pb.DeleteTableRequest(name="orders", request_id=b"\x07")
+BY_BOSS = {"who": "boss", "from": "192.0.2.1", "rpc": methods.DELETE_TABLE.path}
+
+
+async def test_an_administrative_call_has_a_line_before_it_is_answered(tmp_path: Path) -> None:
+    audited = server(tmp_path)
+    await audited.call(methods.DELETE_TABLE, DROP, "b0ss")
+    assert audited.lines() == [BY_BOSS | {"request": {"name": "orders"}, "outcome": "OK"}]
+    assert stat.S_IMODE(audited.path.stat().st_mode) == 0o600
+
+
+async def test_the_line_of_a_failed_call_says_so(tmp_path: Path) -> None:
+    audited = server(tmp_path)
+    await audited.call(methods.DELETE_TABLE, pb.DeleteTableRequest(name="other"), "b0ss")
+    assert audited.lines() == [
+        BY_BOSS | {"request": {"name": "other"}, "outcome": "INVALID_ARGUMENT"}
+    ]
+
+
+async def test_calls_of_clients_and_servers_have_no_line(tmp_path: Path) -> None:
+    audited = server(tmp_path)
+    await audited.call(methods.LIST_TABLES, pb.ListTablesRequest(), "s3cret")
+    await audited.call(methods.LIST_TABLES, pb.ListTablesRequest(), "b0ss")
+    await audited.call(methods.DELETE_TABLE, DROP, names=(CLUSTER_NAME.encode(),))
+    audited.audit.flush()
+    assert audited.lines() == []
+
+
+async def test_without_tls_the_line_says_where_the_caller_is(tmp_path: Path) -> None:
+    audited = server(tmp_path, has_tls=False)
+    await audited.call(methods.DELETE_TABLE, DROP)
+    (line,) = audited.lines()
+    assert (line["who"], line["from"]) == ("", "192.0.2.1")
+
+
+async def test_every_refusal_is_counted_in_a_line(tmp_path: Path) -> None:
+    audited = server(tmp_path)
+    for token in ("s3cret", "s3cret", "wr0ng", ""):
+        assert await audited.call(methods.DELETE_TABLE, DROP, token) is not None
+    keeping = asyncio.create_task(audited.audit.keep())
+    await audited.clock.sleep(2)
+    keeping.cancel()
+    common = {"from": "192.0.2.1", "rpc": methods.DELETE_TABLE.path}
+    denied = common | {"who": "shop", "outcome": "PERMISSION_DENIED", "times": 2}
+    unknown = common | {"who": "", "outcome": "UNAUTHENTICATED", "times": 1}
+    lines = audited.lines()
+    reasons = [line.pop("reason") for line in lines]
+    assert lines == [denied, unknown, unknown]
+    assert "has the role CLIENT, but it needs ADMIN" in reasons[0]
+    assert ("does not know the token" in reasons[1], "no token" in reasons[2]) == (True, True)
+
+
+async def test_no_line_holds_a_row_or_a_token(tmp_path: Path) -> None:
+    audited = server(tmp_path)
+    await audited.call(methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=7, row=b"r0w"), "b0ss")
+    await audited.call(methods.DELETE_TABLE, DROP, "wr0ng")
+    audited.audit.flush()
+    text = audited.path.read_text()
+    assert not any(secret in text for secret in ("r0w", "b0ss", "wr0ng"))
+    assert audited.lines()[0]["request"] == {"tablet_id": 7}
+
+
+async def test_a_flood_of_refusals_takes_a_bounded_number_of_lines(tmp_path: Path) -> None:
+    audited = server(tmp_path)
+    for number in range(3 * DIFFERENT_REFUSALS_MAX):
+        audited.audit.refused("", f"machine {number}", "/p", "UNAUTHENTICATED", "no token")
+    assert len(audited.audit._refusals) == DIFFERENT_REFUSALS_MAX + 1
+    audited.audit.flush()
+    assert audited.lines()[-1]["from"] == "others"
+    assert audited.lines()[-1]["times"] >= DIFFERENT_REFUSALS_MAX
+
+
+async def test_a_request_with_much_in_it_has_a_short_line(tmp_path: Path) -> None:
+    audited = server(tmp_path)
+    request = pb.ChangeObserversRequest(table="orders" * 1_000, pause=["p" * 500] * 500)
+    request.add.add(name="n" * 10_000)
+    await audited.call(methods.CHANGE_OBSERVERS, request, "b0ss")
+    (line,) = audited.lines()
+    assert line["request"]["table"] == ("orders" * 1_000)[:200]
+    assert len(audited.path.read_text()) < 6_000
+
+
+async def test_full_files_are_kept_up_to_a_number(tmp_path: Path) -> None:
+    audited = server(tmp_path)
+    for number in range(300):
+        request = pb.DeleteTableRequest(name=f"table-{number:03}")
+        await audited.call(methods.DELETE_TABLE, request, "b0ss")
+    files = sorted(audited.path.parent.glob("audit.jsonl*"))
+    assert [file.name for file in files] == ["audit.jsonl", "audit.jsonl.1", "audit.jsonl.2"]
+    assert all(file.stat().st_size <= BYTES_MAX for file in files)
+    names = [line["request"]["name"] for end in (".2", ".1", "") for line in audited.lines(end)]
+    assert names == [f"table-{number:03}" for number in range(300 - len(names), 300)]
+
+
+async def test_a_second_run_appends_and_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
+    audited = server(tmp_path)
+    await audited.call(methods.DELETE_TABLE, DROP, "b0ss")
+    audited.audit.close()
+    with audited.path.open("a") as file:
+        file.write('{"time": "20')
+    again = Audited(tmp_path, audited.clock)
+    await again.call(methods.DELETE_TABLE, DROP, "b0ss")
+    first, torn, last = again.path.read_text().splitlines()
+    assert json.loads(first)["who"] == json.loads(last)["who"] == "boss"
+    assert torn == '{"time": "20'
+
+
+async def test_while_the_file_cannot_be_written_calls_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audited = server(tmp_path)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with structlog.testing.capture_logs() as log:
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "write", full)
+            for _ in range(3):
+                assert await audited.call(methods.DELETE_TABLE, DROP, "b0ss") is None
+        assert await audited.call(methods.DELETE_TABLE, DROP, "b0ss") is None
+    assert [entry["log_level"] for entry in log] == ["error", "info"]
+    assert len(audited.lines()) == 1
+
+
+def test_a_place_that_cannot_be_written_is_named_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"audit: .*none/audit: No such file"):
+        Audit(tmp_path / "none" / "audit", None, BYTES_MAX, FILES_MAX)  # type: ignore[arg-type]
