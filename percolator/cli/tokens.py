@@ -16,13 +16,15 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from percolator.cli.connection import connection, fail
+from percolator.cli.connection import connection, fail, plain
 from percolator.cli.options import duration_seconds
 from percolator.errors import InvalidArgument
 from percolator.process import private_opener
 from percolator.wire.tokens import (
     ROLES,
     Entry,
+    Right,
+    Rights,
     new_token,
     parse,
     require_name,
@@ -55,6 +57,14 @@ TokensFile = Annotated[
         help="The servers' file of tokens, which the setting `tokens` names.", show_default=False
     ),
 ]
+Rows = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Only this table, or TABLE:PREFIX; through gateways. Repeat it for more.",
+        metavar="TABLE[:PREFIX]",
+        show_default=False,
+    ),
+]
 ExpiresIn = Annotated[
     str, typer.Option(help="How long it is accepted: 90d, 12h [default: no end].")
 ]
@@ -75,17 +85,19 @@ def create(
     ] = None,
     role: Annotated[TokenRole, typer.Option(help="What it allows.")] = TokenRole.CLIENT,
     expires_in: ExpiresIn = "",
+    read: Rows = None,
+    write: Rows = None,
 ) -> None:
     """Write a new token to a file, and its entry to the servers' file of tokens.
 
-    The token itself is never printed.
+    The token itself is never printed. With --read or --write, it may do nothing else, and works
+    with gateways only.
     """
     token = new_token()
     try:
         require_name(name)
-        entry = Entry(
-            name, ROLES[role.value], token_hash(token), _time_in("--expires-in", expires_in)
-        )
+        expires, rights = _time_in("--expires-in", expires_in), _rights(role, read, write)
+        entry = Entry(name, ROLES[role.value], token_hash(token), expires, rights=rights)
         if tokens is None:
             _write_secret(file, token)
         else:
@@ -159,7 +171,7 @@ def list_(context: typer.Context, tokens: TokensFile) -> None:
     except InvalidArgument as error:
         fail(error)
     now = datetime.now(UTC)
-    shown = Table("name", "role", "expires", "former token until", box=None)
+    shown = Table("name", "role", "expires", "former token until", "read", "write", box=None)
     data = []
     for entry in entries:
         is_over = entry.expires is not None and entry.expires <= now
@@ -168,6 +180,7 @@ def list_(context: typer.Context, tokens: TokensFile) -> None:
             entry.role.name.lower(),
             (_shown(entry.expires) or "never") + (" (expired)" if is_over else ""),
             _shown(entry.former_expires) or "",
+            *(plain(", ".join(one)) for one in _tables(entry).values()),
         )
         data.append(
             {
@@ -176,13 +189,29 @@ def list_(context: typer.Context, tokens: TokensFile) -> None:
                 "expires": _shown(entry.expires),
                 "expired": is_over,
                 "former_expires": _shown(entry.former_expires),
+                **({} if entry.rights is None else _tables(entry)),
             }
         )
     connection(context).show(data, shown)
 
 
+def _tables(entry: Entry) -> dict[str, list[str]]:
+    """What it may read and write; everything if it has no rights to some tables only."""
+    if entry.rights is None:
+        return {"read": ["all"], "write": ["all"]}
+    return {key: [str(one) for one in rights] for key, rights in entry.rights._asdict().items()}
+
+
 def _shown(time: datetime | None) -> str | None:
     return None if time is None else time_text(time)
+
+
+def _rights(role: TokenRole, read: list[str] | None, write: list[str] | None) -> Rights | None:
+    if not read and not write:
+        return None
+    if role is not TokenRole.CLIENT:
+        raise InvalidArgument("--role", "an administrator may do everything; leave out the tables")
+    return Rights(*(tuple(map(Right.parse, given or ())) for given in (read, write)))
 
 
 def _time_in(option: str, duration: str) -> datetime | None:

@@ -104,3 +104,17 @@ _CALLERS = {
 
 REQUIRED = {method.path: role for role, called in _CALLERS.items() for method in called}
 """The required role by path. A procedure that is not listed here is refused to all callers."""
+
+CHECKS_RIGHTS = frozenset(
+    method.path
+    for method in (
+        methods.BEGIN,
+        methods.GET,
+        methods.SCAN_TABLE,
+        methods.FOLLOW_CHANGES,
+        methods.COMMIT,
+        methods.RESOLVE,
+    )
+)
+"""What a token may call that has rights to some tables only. Each checks them; a tablet server does
+not, since a client that commits by itself has to meet the locks and primaries of any table."""

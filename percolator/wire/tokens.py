@@ -11,13 +11,17 @@ former_expires = 2026-12-24T12:00:00Z    # and when it ends
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
+from percolator.codecs.readable import row_bytes, row_text
+from percolator.codecs.values import after_prefix
 from percolator.errors import InvalidArgument
 from percolator.wire.roles import Role
 
@@ -51,6 +55,46 @@ def require_name(name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Right:
+    """The right to rows of a table: those that begin with the prefix."""
+
+    table: str
+    prefix: bytes = b""
+
+    @classmethod
+    def parse(cls, text: str) -> Right:
+        """Reads "TABLE", "TABLE:PREFIX" or "TABLE:hex:00ff". Raises `InvalidArgument`."""
+        table, colon, prefix = text.partition(":")
+        if not table or (colon and not prefix) or not text.isprintable():
+            raise InvalidArgument("right", f"expected TABLE or TABLE:PREFIX, found {text[:100]!r}")
+        return cls(table, row_bytes("right", prefix))
+
+    def __str__(self) -> str:
+        return f"{self.table}:{row_text(self.prefix)}" if self.prefix else self.table
+
+    def covers(self, table: str, start: bytes, end: bytes) -> bool:
+        """Whether all rows from `start` to below `end`, if it is not empty, belong to it."""
+        if table != self.table:
+            return False
+        last = after_prefix(self.prefix)
+        return start >= self.prefix and (not last or (end != b"" and end <= last))
+
+
+class Rights(NamedTuple):
+    """What a token may do that is restricted to some tables."""
+
+    read: tuple[Right, ...] = ()
+    write: tuple[Right, ...] = ()
+
+    def may_read(self, table: str, start: bytes, end: bytes) -> bool:
+        """Whether it may read these rows; with two empty bounds, the whole table."""
+        return any(right.covers(table, start, end) for right in self.read)
+
+    def may_write(self, table: str, row: bytes) -> bool:
+        return any(right.covers(table, row, row + b"\0") for right in self.write)
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """The entry of one name."""
 
@@ -61,6 +105,8 @@ class Entry:
     former_digest: bytes = b""
     """The token that `digest` has replaced; empty if there is none."""
     former_expires: datetime | None = None
+    rights: Rights | None = None
+    """None if it may do what its role may, in all tables."""
 
     def text(self) -> str:
         """Its section of the file."""
@@ -71,6 +117,10 @@ class Entry:
         if self.former_expires is not None:
             lines.append(f'former_sha256 = "{self.former_digest.hex()}"')
             lines.append(f"former_expires = {time_text(self.former_expires)}")
+        if self.rights is not None:
+            for key, rights in self.rights._asdict().items():
+                # A list of JSON is one of TOML.
+                lines.append(f"{key} = {json.dumps([str(one) for one in rights])}")
         return "\n".join(lines) + "\n"
 
 
@@ -118,7 +168,7 @@ class _Wrong(Exception):
 
 
 _KEYS = {"role", "sha256"}
-_OPTIONAL_KEYS = {"expires", "former_sha256", "former_expires"}
+_OPTIONAL_KEYS = {"expires", "former_sha256", "former_expires", "read", "write"}
 
 
 def _entry(name: str, content: object) -> Entry:
@@ -138,7 +188,26 @@ def _entry(name: str, content: object) -> Entry:
         _time(content, "expires"),
         _digest(content, "former_sha256") if "former_sha256" in content else b"",
         _time(content, "former_expires"),
+        _rights(content),
     )
+
+
+def _rights(content: Mapping[str, object]) -> Rights | None:
+    if "read" not in content and "write" not in content:
+        return None
+    if content["role"] != "client":
+        raise _Wrong("read and write restrict clients only; an administrator may do everything")
+    return Rights(_right(content, "read"), _right(content, "write"))
+
+
+def _right(content: Mapping[str, object], key: str) -> tuple[Right, ...]:
+    value = content.get(key, [])
+    try:
+        if isinstance(value, list) and all(isinstance(one, str) for one in value):
+            return tuple(map(Right.parse, value))
+    except InvalidArgument:
+        pass
+    raise _Wrong(f'{key}: expected a list of TABLE or TABLE:PREFIX: ["orders", "stock:eu/"]')
 
 
 def _digest(content: Mapping[str, object], key: str) -> bytes:

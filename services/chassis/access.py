@@ -24,10 +24,10 @@ from percolator.services.chassis.coordinator import Trouble
 from percolator.wire.channels import FORWARDED_METADATA, SERVER_METADATA
 from percolator.wire.credentials import AUTHORIZATION, SCHEME
 from percolator.wire.renewal import FileState, file_state
-from percolator.wire.roles import NO_ROLE, REQUIRED, Role
+from percolator.wire.roles import CHECKS_RIGHTS, NO_ROLE, REQUIRED, Role
 from percolator.wire.status import status_code
 from percolator.wire.tls import CLUSTER_NAME
-from percolator.wire.tokens import parse, time_text, token_hash
+from percolator.wire.tokens import Rights, parse, time_text, token_hash
 from percolator.world import Clock
 
 _LOOK_SECONDS = 2.0
@@ -44,6 +44,12 @@ class Grant(NamedTuple):
     role: Role
     expires: datetime | None = None
     """None if it does not expire."""
+    rights: Rights | None = None
+    """None if the role is not restricted to some tables."""
+
+
+_CLUSTER = Grant("", Role.SERVER)
+_ANYBODY = Grant("", Role.ADMIN)
 
 
 class Tokens:
@@ -101,10 +107,10 @@ def _read(path: Path) -> dict[bytes, Grant]:
         raise InvalidArgument(_FIELD, f"{path}: not TOML") from None
     grants: dict[bytes, Grant] = {}
     for entry in parse(text, str(path), _FIELD).values():
-        grants[entry.digest] = Grant(entry.name, entry.role, entry.expires)
+        grants[entry.digest] = Grant(entry.name, entry.role, entry.expires, entry.rights)
         if entry.former_digest:
             ends = (time for time in (entry.expires, entry.former_expires) if time is not None)
-            grants[entry.former_digest] = Grant(entry.name, entry.role, min(ends))
+            grants[entry.former_digest] = Grant(entry.name, entry.role, min(ends), entry.rights)
     return grants
 
 
@@ -124,6 +130,24 @@ class CallerIdentity(NamedTuple):
     """The name of its token, if there is one."""
     machine: str = ""
     """Of clients and administrators."""
+    rights: Rights | None = None
+    """None if its role is not restricted to some tables."""
+
+    def require_read(self, table: str, start: bytes = b"", end: bytes = b"") -> None:
+        """Raises `PermissionDenied` unless it may read all rows of this range."""
+        if self.rights is not None and not self.rights.may_read(table, start, end):
+            raise self._denied("read", table)
+
+    def require_write(self, table: str, row: bytes) -> None:
+        """Raises `PermissionDenied` unless it may write this row."""
+        if self.rights is not None and not self.rights.may_write(table, row):
+            raise self._denied("write", table)
+
+    def _denied(self, what: str, table: str) -> PermissionDenied:
+        # No row: it would be in the audit file.
+        return PermissionDenied(
+            f"the token {self.name!r} may not {what} these rows of table {table!r}"
+        )
 
 
 OWN = CallerIdentity(Role.SERVER)
@@ -165,6 +189,13 @@ CLUSTER_IDENTITY = CLUSTER_NAME.encode()
 
 Check = Callable[[grpc.aio.ServicerContext], CallerIdentity]
 """Identifies the caller. Raises `Unauthenticated` or `PermissionDenied`."""
+
+
+def by_address(context: grpc.aio.ServicerContext) -> CallerIdentity:
+    """The check without TLS: callers have no names, and may do everything that an operator may. So
+    each is limited as a client."""
+    machine = machine_of(context.peer())
+    return CallerIdentity(Role.ADMIN, (b"", machine), machine=machine)
 
 
 class Access:
@@ -222,48 +253,55 @@ class Access:
             elif key == FORWARDED_METADATA and CLUSTER_IDENTITY in (names() or ()):
                 # The machine whose call a gateway forwards, if the gateway names it.
                 machine = "" if isinstance(value, bytes) else value
-        name = ""
+        grant = None
         try:
-            role, digest, name = self._role(path, token, forwarded, names)
+            grant, digest = self._granted(path, token, forwarded, names)
+            role = grant.role
             if required is None or role < required:
                 needed = NO_ROLE if required is None else f"it needs {required.name}"
                 raise PermissionDenied(  # noqa: TRY301 (told to the audit like the others)
                     f"the caller has the role {role.name}, but {needed}", where=path
                 )
+            if grant.rights is not None and path not in CHECKS_RIGHTS:
+                raise PermissionDenied(  # noqa: TRY301
+                    f"the token {grant.name!r} has rights to some tables only, which gateways "
+                    "check: it may call GatewayService, and nothing else",
+                    where=path,
+                )
         except (Unauthenticated, PermissionDenied) as error:
             if self._audit is not None:
+                name = "" if grant is None else grant.name
                 whence = machine or machine_of(peer())
-                outcome = status_code(error).name
-                self._audit.refused(name, whence, path, outcome, error.message)
+                self._audit.refused(name, whence, path, status_code(error).name, error.message)
             raise
         if role == Role.SERVER:
             return CallerIdentity(role)
         machine = machine or machine_of(peer())
-        if role == Role.ADMIN and not self._any_certificate_is_admin:
-            return CallerIdentity(role, None, name, machine)
-        return CallerIdentity(role, (digest, machine), name, machine)
+        is_limited = role == Role.CLIENT or self._any_certificate_is_admin
+        client = (digest, machine) if is_limited else None
+        return CallerIdentity(role, client, grant.name, machine, grant.rights)
 
-    def _role(
+    def _granted(
         self,
         path: str,
         token: str | bytes | None,
         forwarded: bool,
         names: Callable[[], Iterable[bytes] | None],
-    ) -> tuple[Role, bytes, str]:
-        """With the hash and the name of the token that proves it, if there is one."""
+    ) -> tuple[Grant, bytes]:
+        """With the hash of the token, if there is one."""
         if token is not None:
-            return self._role_of_token(path, token)
+            return self._granted_to_token(path, token)
         if not forwarded and CLUSTER_IDENTITY in (names() or ()):
-            return Role.SERVER, b"", ""
+            return _CLUSTER, b""
         if self._any_certificate_is_admin:
-            return Role.ADMIN, b"", ""
+            return _ANYBODY, b""
         raise Unauthenticated(
             "the call carries no token, and a certificate alone gives no role", where=path
         )
 
-    def _role_of_token(self, path: str, value: str | bytes) -> tuple[Role, bytes, str]:
+    def _granted_to_token(self, path: str, value: str | bytes) -> tuple[Grant, bytes]:
         if self._any_certificate_is_admin:
-            return Role.ADMIN, b"", ""
+            return _ANYBODY, b""
         if self._tokens is None:
             raise Unauthenticated(
                 "the server knows no tokens: its setting `tokens` is empty", where=path
@@ -274,7 +312,7 @@ class Access:
             if grant is not None:
                 if grant.expires is not None:
                     self._require_unexpired(grant, grant.expires, path)
-                return grant.role, digest, grant.name
+                return grant, digest
         # Does not show what was sent: a mistyped secret is nearly a secret.
         raise Unauthenticated("the cluster does not know the token of the call", where=path)
 

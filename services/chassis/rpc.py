@@ -56,7 +56,7 @@ from percolator.services.chassis.access import (
     Access,
     CallerIdentity,
     Check,
-    machine_of,
+    by_address,
 )
 from percolator.services.chassis.audit import Audit
 from percolator.services.chassis.settings import CLIENT_QUOTA_PERCENT, CLIENTS_QUOTA_PERCENT
@@ -280,13 +280,6 @@ class Quotas(Collector):
             for limit, count in one.refused.items():
                 refused.add_metric([one.what, limit], count)
         yield from (used, refused)
-
-
-def by_address(context: grpc.aio.ServicerContext) -> CallerIdentity:
-    """The check without TLS: callers have no names, and may do everything that an operator may. So
-    each is limited as a client."""
-    machine = machine_of(context.peer())
-    return CallerIdentity(Role.ADMIN, (b"", machine), machine=machine)
 
 
 LOOKAHEAD_BYTES = 16 * 1024
@@ -820,7 +813,8 @@ class RpcEdge(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no type
             check=self._check_of(path),
             metrics=self._metrics.method(exposed.descriptor.full_name, method.name),
             now=self._clock.monotonic_seconds,
-            audit=self._audit if REQUIRED.get(path) is Role.ADMIN else None,
+            audit=self._audit,
+            is_administrative=REQUIRED.get(path) is Role.ADMIN,
         )
         # Bytes in, bytes out: decode here, where a failure becomes a typed error.
         if method.server_streaming:
@@ -872,6 +866,7 @@ class _Call:
     metrics: MethodMetrics
     now: Callable[[], float]
     audit: Audit | None
+    is_administrative: bool
 
     async def unary(self, request: bytes | Unreceived, context: grpc.aio.ServicerContext) -> bytes:
         started = self.now()
@@ -894,7 +889,7 @@ class _Call:
             encoded = (await answer).SerializeToString()
             code = "OK"
         except (asyncio.CancelledError, Exception) as error:
-            told = self._told(error)
+            told = self._told(error, admitted)
             if told is not None:
                 code = status_code(told).name
                 await _abort(told, context)
@@ -902,7 +897,7 @@ class _Call:
         else:
             return encoded
         finally:
-            if self.audit is not None and admitted is not None:
+            if self.is_administrative and self.audit is not None and admitted is not None:
                 raw = None if held is None else held.raw
                 self.audit.called(admitted, self.path, self.parse, raw, code)
             if held is not None:
@@ -933,18 +928,18 @@ class _Call:
                 async for message in messages:
                     now = self.now()
                     if now - checked > _CHECKED_AGAIN_SECONDS:
-                        self._check_again(context)
+                        self._check_again(context, caller)
                         checked = now
                     yield message.SerializeToString()
             code = "OK"
         except (asyncio.CancelledError, Exception) as error:
-            told = self._told(error)
+            told = self._told(error, admitted)
             if told is not None:
                 code = status_code(told).name
                 await _abort(told, context)
             raise
         finally:
-            if self.audit is not None and admitted is not None:
+            if self.is_administrative and self.audit is not None and admitted is not None:
                 raw = None if held is None else held.raw
                 self.audit.called(admitted, self.path, self.parse, raw, code)
             if held is not None:
@@ -953,14 +948,17 @@ class _Call:
                 self.gate.leave(admitted, is_stream=True)
             self.metrics.finished(code, self.now() - started)
 
-    def _check_again(self, context: grpc.aio.ServicerContext) -> None:
-        """A stream may last for as long as the server runs, but a token may be withdrawn."""
+    def _check_again(self, context: grpc.aio.ServicerContext, caller: CallerIdentity) -> None:
+        """A stream may last for as long as the server runs, but a token may be withdrawn, and its
+        rights may change."""
         try:
-            self.check(context)
+            if self.check(context).rights == caller.rights:
+                return
         except (Unauthenticated, PermissionDenied) as error:
             # As it is, this error says that nothing was answered: with another token, clients would
             # begin from the start, and take what they have read already for something new.
             raise NotReady("the token that began this stream is no longer accepted") from error
+        raise NotReady("the rights of the token that began this stream have changed")
 
     def _decode(self, raw: bytes) -> Message:
         try:
@@ -968,8 +966,13 @@ class _Call:
         except DecodeError as error:
             raise InvalidArgument("request", f"is not a message of its type: {error}") from None
 
-    def _told(self, error: BaseException) -> PercolatorError | None:
+    def _told(
+        self, error: BaseException, admitted: CallerIdentity | None
+    ) -> PercolatorError | None:
         """The error that the caller is told; None if it has gone."""
+        if isinstance(error, PermissionDenied) and admitted is not None and self.audit is not None:
+            code, reason = status_code(error).name, error.message
+            self.audit.refused(admitted.name, admitted.machine, self.path, code, reason)
         if not isinstance(error, asyncio.CancelledError):
             return self._known(error)
         return None if cancelled_by_caller() else self._cut_off()

@@ -29,6 +29,7 @@ from percolator.errors import (
     InvariantViolation,
     OutcomeUnknown,
     PercolatorError,
+    PermissionDenied,
     Retry,
     SchemaError,
     SnapshotTooOld,
@@ -147,6 +148,11 @@ class Requests:
             )
         if request.HasField("primary"):
             told = request.primary
+            if caller_identity().rights is not None:
+                raise PermissionDenied(
+                    "a token with rights to some tables names the cells or the writes instead: "
+                    "a primary does not show whose it is"
+                )
             address = CellAddress(told.table_id, told.row, told.column)
             # It may be a hidden cell: that of a read lock.
             self._check_names("primary", address.row, locked_cell(address).column)
@@ -174,6 +180,7 @@ class Requests:
     async def _cell(
         self, field: str, named: pb.CellWrite | pb.CellName, start: int, deadline: float
     ) -> CellAddress:
+        caller_identity().require_write(named.table, named.row)
         self._check_names(field, named.row, named.column)
         table_id = await self.table_id(f"{field}.table", named.table, start, deadline)
         return CellAddress(table_id, named.row, named.column)

@@ -64,8 +64,10 @@ class GatewayHandler:
                 "rows", f"have more than {cells_max} cells, the limit of one call"
             )
         reads = []
+        caller = caller_identity()
         for place, query in enumerate(request.rows):
             field = f"rows[{place}]"
+            caller.require_read(query.table, query.row, query.row + b"\0")
             self._requests.check_row_query(field, query)
             table_id = await self._requests.table_id(f"{field}.table", query.table, start, deadline)
             read = RowRead(
@@ -96,6 +98,7 @@ class GatewayHandler:
         return response
 
     async def scan_table(self, request: pb.ScanTableRequest) -> AsyncIterator[pb.ScanTableResponse]:
+        caller_identity().require_read(request.table, request.range.start, request.range.end)
         seconds = self._seconds()
         deadline = self._engine.now() + seconds
         await self._commits.check_start(request.start_timestamp, deadline)
@@ -118,6 +121,7 @@ class GatewayHandler:
     async def follow_changes(
         self, request: pb.FollowChangesRequest
     ) -> AsyncIterator[pb.FollowChangesResponse]:
+        caller_identity().require_read(request.table)
         seconds = self._engine.limits.call_seconds
         deadline = self._engine.now() + seconds
         engine, after = self._engine, request.after

@@ -7,6 +7,7 @@ here until its service is known and its role is decided.
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import socket
 import ssl
@@ -32,6 +33,7 @@ from percolator.errors import (
 from percolator.services.local.authority import Authority, files_in, make_all
 from percolator.services.local.cluster import LocalCluster
 from percolator.services.local.process import ServiceProcess
+from percolator.v1 import gateway_pb2
 from percolator.v1.frames_pb2 import FramesHello
 from percolator.v1.tabletserver_pb2 import WatchNotificationsRequest
 from percolator.wire import methods, tls
@@ -45,9 +47,10 @@ from percolator.wire.credentials import (
     Credentials,
 )
 from percolator.wire.frames import FRAMED, FrameConnection, NotFrames
-from percolator.wire.roles import REQUIRED, Role
+from percolator.wire.roles import CHECKS_RIGHTS, REQUIRED, Role
 from percolator.wire.through import ThroughNetwork
 from percolator.wire.tls import CLUSTER_NAME, Tls
+from percolator.wire.tokens import Entry, Right, Rights, new_token, token_hash
 from percolator.world import Network, StreamMethod, UnaryMethod
 from tests.integration.networks import grpc_network
 from tests.unfinished import Unfinished
@@ -75,6 +78,8 @@ METHODS: list[Method] = [
 class Running:
     cluster: LocalCluster
     certificates: Path
+    audit: Path
+    """The directory of the audit files."""
 
     def token(self, role: str) -> str:
         return (self.certificates / "client" / f"{role}.token").read_text().strip()
@@ -108,10 +113,15 @@ def shown_by(process: ServiceProcess) -> list[str]:
 @pytest.fixture(scope="module", name="running")
 def _running(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("access")
-    with LocalCluster(
-        directory, tablet_servers=1, gateways=1, certificates=certificates
-    ) as cluster:
-        yield Running(cluster, certificates)
+    with pytest.MonkeyPatch.context() as environment:
+        for service in ("master", "gateway"):
+            environment.setenv(
+                f"PERCOLATOR_{service.upper()}_AUDIT", str(directory / f"{service}.audit")
+            )
+        with LocalCluster(
+            directory, tablet_servers=1, gateways=1, certificates=certificates
+        ) as cluster:
+            yield Running(cluster, certificates, directory)
 
 
 async def outcome(network: Network, address: str, method: Method) -> PercolatorError | None:
@@ -348,6 +358,66 @@ async def test_a_token_revoked_in_mid_transaction_commits_nothing(running: Runni
             replace_text(tokens, before)
         async with operator.snapshot() as snapshot:
             assert [await snapshot.get("row", column) for column in columns] == [None, None]
+
+
+async def test_a_token_for_some_tables_works_with_a_gateway_only_and_is_audited(
+    running: Running,
+) -> None:
+    tokens = running.certificates / "cluster" / "tokens.toml"
+    before = read_text(tokens)
+    files, address = files_in(running.certificates / "client"), running.cluster.address
+    async with aio.connect(address, tls=files, token=running.token("admin")) as operator:
+        for name in ("granted", "denied"):
+            await operator.create_table(Table(name))
+    token = new_token()
+    rights = Rights((Right("granted", b"eu/"),), (Right("granted", b"eu/"),))
+    entry = Entry("shop", Role.CLIENT, token_hash(token), rights=rights)
+    gateway = running.cluster.processes["gateway"].address
+
+    def put(table: str, row: bytes) -> gateway_pb2.CellWrite:
+        kind = gateway_pb2.CellWrite.KIND_PUT
+        return gateway_pb2.CellWrite(kind=kind, table=table, row=row, column=b"c", value=b"v")
+
+    replace_text(tokens, before + "\n" + entry.text())
+    try:
+        async with grpc_network(running.credentials(token=token)) as network:
+
+            async def call(method: UnaryMethod[Any, Any], request: Any) -> Any:
+                return await network.unary(gateway, method)(request, SECONDS)
+
+            deadline = time.monotonic() + WITHDRAWN_SECONDS
+            while await outcome(network, gateway, methods.BEGIN) is not None:
+                assert time.monotonic() < deadline, "a new token is not accepted"
+            start = (await call(methods.BEGIN, gateway_pb2.BeginRequest())).start_timestamp
+            commit = gateway_pb2.CommitRequest(start_timestamp=start)
+            commit.writes.extend([put("granted", b"eu/1"), put("denied", b"a")])
+            with pytest.raises(PermissionDenied, match=r"may not write .* of table 'denied'"):
+                await call(methods.COMMIT, commit)
+            del commit.writes[1]
+            await call(methods.COMMIT, commit)
+            start = (await call(methods.BEGIN, gateway_pb2.BeginRequest())).start_timestamp
+            get = gateway_pb2.GetRequest(start_timestamp=start)
+            get.rows.add(table="granted", row=b"eu/1")
+            assert (await call(methods.GET, get)).rows[0].cells[0].value == b"v"
+        # Some processes may not have read the file again yet.
+        refused = (PermissionDenied, Unauthenticated)
+        for path, error in (await outcomes(running, running.credentials(token=token))).items():
+            assert path in CHECKS_RIGHTS or isinstance(error, refused), (path, error)
+    finally:
+        replace_text(tokens, before)
+    created = lines_of(running.audit / "master.audit", methods.CREATE_TABLE)
+    assert [line["who"] for line in created if line["request"]["name"] == "granted"] == ["admin"]
+    deadline = time.monotonic() + WITHDRAWN_SECONDS
+    while not (lines := lines_of(running.audit / "gateway.audit", methods.COMMIT)):
+        assert time.monotonic() < deadline, "a refusal is in no line"
+        await asyncio.sleep(0.1)
+    assert ("shop", "PERMISSION_DENIED") in [(line["who"], line["outcome"]) for line in lines]
+
+
+def lines_of(file: Path, method: Method) -> list[dict[str, Any]]:
+    """The lines of an audit file about one method."""
+    lines = [json.loads(line) for line in read_text(file).splitlines()]
+    return [line for line in lines if line["rpc"] == method.path]
 
 
 async def may_read(database: aio.Database, columns: list[Column[int]]) -> bool:

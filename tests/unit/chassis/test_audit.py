@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
-from percolator.errors import InvalidArgument, NotReady, PercolatorError
+from percolator.errors import InvalidArgument, NotReady, PercolatorError, PermissionDenied
 from percolator.services.chassis.access import Access, Tokens
 from percolator.services.chassis.audit import DIFFERENT_REFUSALS_MAX, Audit
 from percolator.services.chassis.frames import Caller, FrameCallContext, FrameCallFailed
@@ -45,6 +45,9 @@ class OneTable:
 
     async def list_tables(self, request: pb.ListTablesRequest) -> pb.ListTablesResponse:
         return pb.ListTablesResponse()
+
+    async def describe_table(self, request: pb.DescribeTableRequest) -> pb.DescribeTableResponse:
+        raise PermissionDenied("the token 'shop' may not read it")
 
     def __getattr__(self, name: str) -> Callable[[Any], Any]:
         return lambda _: NotReady(name)
@@ -138,6 +141,15 @@ async def test_every_refusal_is_counted_in_a_line(tmp_path: Path) -> None:
     assert lines == [denied, unknown, unknown]
     assert "has the role CLIENT, but it needs ADMIN" in reasons[0]
     assert ("does not know the token" in reasons[1], "no token" in reasons[2]) == (True, True)
+
+
+async def test_a_refusal_that_took_a_look_at_the_request_has_a_line(tmp_path: Path) -> None:
+    audited = server(tmp_path)
+    await audited.call(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(), "s3cret")
+    audited.audit.flush()
+    (line,) = audited.lines()
+    assert (line["who"], line["outcome"], line["times"]) == ("shop", "PERMISSION_DENIED", 1)
+    assert line["reason"] == "the token 'shop' may not read it"
 
 
 async def test_no_line_holds_a_row_or_a_token(tmp_path: Path) -> None:

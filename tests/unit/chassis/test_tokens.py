@@ -26,13 +26,16 @@ from percolator.services.chassis.access import (
 )
 from percolator.services.chassis.frames import Caller, FrameCallContext, FrameCallFailed
 from percolator.services.chassis.rpc import Exposed, Gate, RpcEdge, RpcMetrics
+from percolator.v1 import gateway_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.credentials import SCHEME
-from percolator.wire.methods import WATCH_NOTIFICATIONS
+from percolator.wire.methods import FOLLOW_CHANGES, GET, WATCH_NOTIFICATIONS
 from percolator.wire.roles import Role
 from percolator.wire.status import from_status
 from percolator.wire.tokens import (
     Entry,
+    Right,
+    Rights,
     new_token,
     parse,
     token_entry,
@@ -88,6 +91,13 @@ FORMER = ENTRY + 'former_sha256 = "{}"\nformer_expires = 2027-01-31T00:00:00Z\n'
         (ENTRY + 'expires = "s3cret"', "expires: expected a time with its zone"),
         (ENTRY + 'former_sha256 = "s3cret"', "both former_sha256 and former_expires"),
         (ENTRY + "former_expires = 2027-01-31T00:00:00Z", "both former_sha256 and former_expires"),
+        (ENTRY + 'read = "orders"', "[shop]: read: expected a list of TABLE or TABLE:PREFIX"),
+        (ENTRY + "write = [7]", "[shop]: write: expected a list"),
+        (ENTRY + 'read = ["orders:"]', "read: expected a list of TABLE or TABLE:PREFIX"),
+        (ENTRY + 'read = [":eu/"]', "read: expected a list"),
+        (ENTRY + 'read = ["orders:hex:0"]', "read: expected a list"),
+        (ENTRY + 'delete = ["orders"]', "nothing else"),
+        (ENTRY.replace("client", "admin") + 'read = ["orders"]', "restrict clients only"),
         (FORMER.format("s3cret"), "former_sha256: expected 64 hexadecimal digits"),
         (FORMER.format(token_hash("s3cret").hex()), "another token has the same"),
         ('["a b"]\nrole = "client"', "letters, digits"),
@@ -169,6 +179,7 @@ def _refused(*_: object, **__: object) -> str:
 
 SHOP, BOSS = token_entry("shop", Role.CLIENT, "s3cret"), token_entry("boss", Role.ADMIN, "b0ss")
 SERVICE = pb.DESCRIPTOR.services_by_name["TabletServerService"]
+GATEWAY = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"]
 
 
 class EndlessHandler:
@@ -187,6 +198,8 @@ class EndlessHandler:
                 yield pb.WatchNotificationsResponse()
         finally:
             self.is_closed = True
+
+    follow_changes = watch_notifications
 
     def __getattr__(self, name: str) -> Callable[[Any], Any]:
         return lambda _: UsageError(name)
@@ -219,13 +232,13 @@ class Watcher:
         known = Tokens(tokens)
         self._following = asyncio.create_task(known.follow(clock))
         self._edge = RpcEdge(Gate(10, 1024), RpcMetrics(), clock, Access(known, clock))
-        self._edge.expose([Exposed(SERVICE, self.handler)])
+        self._edge.expose([Exposed(SERVICE, self.handler), Exposed(GATEWAY, self.handler)])
         self._caller = Caller(SCHEME + "s3cret", (), "ipv4:192.0.2.1:5000")
         self._loop = loop
 
-    async def answers(self) -> AsyncIterator[bytes]:
+    async def answers(self, path: str = WATCH_NOTIFICATIONS.path) -> AsyncIterator[bytes]:
         context = StreamContext(self._caller, self._loop.time() + 3600, self._loop.time)
-        handler = self._edge.service(Details(WATCH_NOTIFICATIONS.path))
+        handler = self._edge.service(Details(path))
         assert handler is not None
         try:
             async for answer in handler.stream_stream(None, context):
@@ -260,6 +273,19 @@ async def test_a_stream_ends_within_seconds_once_its_token_is_withdrawn(tmp_path
     watcher.leave()
 
 
+async def test_a_stream_ends_when_the_rights_of_its_token_change(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(SHOP + 'read = ["orders", "stock"]\n')
+    watcher = Watcher(tokens)
+    answers = watcher.answers(FOLLOW_CHANGES.path)
+    await several(answers)
+    tokens.write_text(SHOP + 'read = ["orders"]\n')
+    with pytest.raises(NotReady, match="the rights of the token"):
+        await several(answers)
+    assert watcher.handler.is_closed
+    watcher.leave()
+
+
 async def test_a_stream_goes_on_when_tokens_of_others_are_withdrawn(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(SHOP + BOSS)
@@ -284,10 +310,10 @@ class ClockAt(VirtualClock):
         return round(self.time.timestamp() * 1000)
 
 
-def caller_with(tokens: Path, clock: ClockAt, token: str) -> CallerIdentity:
+def caller_with(tokens: Path, clock: ClockAt, token: str, path: str = "/p") -> CallerIdentity:
     metadata = [("authorization", SCHEME + token)]
     access = Access(Tokens(tokens), clock)
-    return access.require("/p", Role.CLIENT, metadata, lambda: (), lambda: "ipv4:192.0.2.1:5000")
+    return access.require(path, Role.CLIENT, metadata, lambda: (), lambda: "ipv4:192.0.2.1:5000")
 
 
 def test_a_token_is_refused_by_name_from_the_time_at_which_it_expires(tmp_path: Path) -> None:
@@ -360,3 +386,15 @@ def test_a_certificate_alone_gives_no_role_unless_the_setting_says_so() -> None:
     assert role(opened, b"a client") is Role.ADMIN
     assert role(opened, b"a client", ("authorization", SCHEME + "s3cret")) is Role.ADMIN
     assert role(opened, CLUSTER_IDENTITY) is Role.SERVER
+
+
+def test_rights_are_read_as_they_are_written(tmp_path: Path) -> None:
+    read = (Right("orders"), Right("stock", b"eu/"), Right("stock", b"\x00\xff"))
+    rights = Rights(read, (Right("caf\u00e9"),))
+    entry = Entry("shop", Role.CLIENT, token_hash("s3cret"), rights=rights)
+    assert 'read = ["orders", "stock:eu/", "stock:hex:00ff"]' in entry.text()
+    assert caller_with(tokens_file(tmp_path, entry.text()), ClockAt(END), "s3cret", GET.path) == (
+        CallerIdentity(
+            Role.CLIENT, (token_hash("s3cret"), "192.0.2.1"), "shop", "192.0.2.1", rights
+        )
+    )

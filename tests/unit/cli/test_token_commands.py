@@ -16,7 +16,7 @@ from percolator.cli.app import app
 from percolator.errors import InvalidArgument
 from percolator.services.chassis.access import Grant, Tokens
 from percolator.wire.roles import Role
-from percolator.wire.tokens import parse, token_entry, token_hash
+from percolator.wire.tokens import Right, Rights, parse, token_entry, token_hash
 from tests.command_line import CliRunner
 
 
@@ -104,6 +104,19 @@ def test_a_rotated_name_keeps_its_role_and_both_tokens_for_the_overlap(token: Co
     assert 7_100 < seconds_until(old.expires) <= 7_200
 
 
+def test_a_token_for_some_tables_keeps_its_rights_when_it_is_rotated(token: Commands) -> None:
+    tables = ("--read=orders", "--read=stock:eu/", "--write=orders")
+    token.run("create", "shop", token.secret("old"), *tables)
+    token.run("rotate", "shop", token.secret("new"))
+    rights = Rights((Right("orders"), Right("stock", b"eu/")), (Right("orders"),))
+    for secret in ("old", "new"):
+        grant = token.grant(secret)
+        assert grant is not None
+        assert grant.rights == rights
+    (listed,) = token.run("list")
+    assert (listed["read"], listed["write"]) == (["orders", "stock:eu/"], ["orders"])
+
+
 def test_a_second_rotation_ends_the_first_token(token: Commands) -> None:
     token.run("create", "shop", token.secret("first"))
     token.run("rotate", "shop", token.secret("second"))
@@ -137,6 +150,9 @@ def test_the_list_says_who_has_a_token_and_until_when(token: Commands) -> None:
             "--expires-in: '1e9d' is too long",
         ),
         (("create", "other", "--file=NEW", "--role=server"), "'server' is not one of"),
+        (("create", "other", "--file=NEW", "--read=orders:"), "expected TABLE or TABLE:PREFIX"),
+        (("create", "other", "--file=NEW", "--write=a:hex:0"), "pairs of hexadecimal digits"),
+        (("create", "other", "--file=NEW", "--read=a", "--role=admin"), "may do everything"),
         (("rotate", "other", "--file=NEW"), "has no token of that name"),
         (("rotate", "shop", "--file=OLD"), "File exists"),
         (("rotate", "shop", "--file=NEW", "--overlap=0"), "--overlap: expected a time such as"),

@@ -1,0 +1,186 @@
+"""What a token may do that has rights to some tables only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from percolator.errors import PermissionDenied
+from percolator.services.chassis import rpc
+from percolator.services.chassis.access import Access, CallerIdentity, Grant
+from percolator.v1 import gateway_pb2 as pb
+from percolator.v1 import master_pb2
+from percolator.v1.cells_pb2 import RowRange
+from percolator.v1.errors_pb2 import CellAddress as WireAddress
+from percolator.wire.credentials import AUTHORIZATION, SCHEME
+from percolator.wire.roles import CHECKS_RIGHTS, REQUIRED, Role
+from percolator.wire.tokens import Right, Rights
+from percolator.world import MachineClock
+from tests.unit.gateway.gateways import (
+    COLUMN,
+    DELETE,
+    LOCK,
+    PUT,
+    TABLE,
+    Cluster,
+    Gateway,
+    commits_primary,
+    write,
+)
+
+EUROPE = Rights(read=(Right(TABLE, b"eu/"),), write=(Right(TABLE, b"eu/"),))
+READER = Rights(read=(Right(TABLE),))
+WRITER = Rights(write=(Right(TABLE),))
+OTHER = Rights(read=(Right("other"),), write=(Right("other"),))
+NOTHING = Rights()
+
+
+@contextmanager
+def token(rights: Rights | None) -> Iterator[None]:
+    """What is called in the block is called with such a token."""
+    caller = CallerIdentity(Role.CLIENT, (b"", "192.0.2.1"), "shop", "192.0.2.1", rights)
+    before = rpc._caller.set(caller)
+    try:
+        yield
+    finally:
+        rpc._caller.reset(before)
+
+
+def refuses(what: str = "") -> Any:
+    return pytest.raises(PermissionDenied, match=f"the token 'shop' may not {what}")
+
+
+def scan(start: int, first: bytes = b"", end: bytes = b"") -> pb.ScanTableRequest:
+    return pb.ScanTableRequest(
+        start_timestamp=start, table=TABLE, range=RowRange(start=first, end=end)
+    )
+
+
+@pytest.mark.parametrize("path", sorted(REQUIRED))
+def test_only_gateways_are_called_with_such_a_token(path: str) -> None:
+    """A server that does not check rights would give the token the rights of all clients."""
+
+    class Tokens:
+        def grant_of(self, digest: bytes) -> Grant:
+            return Grant("shop", Role.CLIENT, None, EUROPE)
+
+    access = Access(Tokens(), MachineClock())  # type: ignore[arg-type]
+    metadata = [(AUTHORIZATION, SCHEME + "s3cret")]
+
+    def caller() -> CallerIdentity:
+        return access.require(path, REQUIRED[path], metadata, lambda: (), lambda: "unix:")
+
+    if path in CHECKS_RIGHTS:
+        assert caller().rights == EUROPE
+    else:
+        with pytest.raises(PermissionDenied):
+            caller()
+
+
+async def test_rows_are_read_and_written_within_the_rights(one: Gateway) -> None:
+    with token(EUROPE):
+        await one.commit(await one.begin(), [write(b"eu/1", b"v"), write(b"eu/2", b"w")])
+        assert await one.read(b"eu/1", b"eu/2") == [b"v", b"w"]
+        start = await one.begin()
+        assert await one.scan(scan(start, b"eu/", b"eu0")) == [b"eu/1", b"eu/2"]
+        assert await one.scan(scan(start, b"eu/2", b"eu/3")) == [b"eu/2"]
+
+
+@pytest.mark.parametrize("rights", [EUROPE, WRITER, OTHER, NOTHING])
+async def test_rows_outside_of_them_are_not_read(one: Gateway, rights: Rights) -> None:
+    await one.commit(await one.begin(), [write(b"eu/1", b"v"), write(b"us/1", b"v")])
+    start = await one.begin()
+    with token(rights):
+        with refuses("read"):
+            await one.get(start, b"us/1")
+        with refuses("read"):
+            await one.get(start, b"eu/1", b"us/1")
+        for bounds in ((b"", b""), (b"eu/", b""), (b"", b"eu0"), (b"eu/", b"eu1"), (b"d", b"f")):
+            with refuses("read"):
+                await one.scan(scan(start, *bounds))
+        with refuses("read"):
+            async for _ in one.handler.follow_changes(
+                pb.FollowChangesRequest(table=TABLE, after=start)
+            ):
+                break
+
+
+@pytest.mark.parametrize("kind", [PUT, DELETE, LOCK, pb.CellWrite.KIND_READ_LOCK])
+@pytest.mark.parametrize("rights", [EUROPE, READER, OTHER, NOTHING])
+async def test_a_commit_with_a_row_outside_of_them_writes_nothing(
+    one: Gateway, cluster: Cluster, rights: Rights, kind: pb.CellWrite.Kind
+) -> None:
+    start = await one.begin()
+    with token(rights), refuses("write"):
+        await one.commit(start, [write(b"eu/1", b"v"), write(b"us/1", kind=kind)])
+    assert await one.read(b"eu/1", b"us/1") == [None, None]
+    assert cluster.mutations == 0
+
+
+async def test_a_token_that_may_only_write_reads_nothing(one: Gateway) -> None:
+    with token(WRITER):
+        await one.commit(await one.begin(), [write(b"a", b"v")])
+        start = await one.begin()
+        with refuses("read"):
+            await one.get(start, b"a")
+    with token(READER):
+        assert await one.get(start, b"a") == [b"v"]
+
+
+async def test_a_reader_resolves_a_lock_whose_primary_it_may_not_read(
+    one: Gateway, other: Gateway, cluster: Cluster
+) -> None:
+    """Its owner has died; only the primary, in another table, says that it has committed."""
+    await cluster.create_table(master_pb2.CreateTableRequest(name="zoo"))
+    start = await one.begin()
+    secondary = pb.CellWrite(kind=PUT, table="zoo", row=b"z", column=COLUMN, value=b"v")
+    cluster.loses_answer = commits_primary
+    committing = asyncio.create_task(one.commit(start, [write(b"a", b"secret"), secondary]))
+    await asyncio.sleep(0.1)
+    committing.cancel()
+    cluster.loses_answer = lambda _: False
+    with token(Rights(read=(Right("zoo"),))):
+        read_at = await other.begin()
+        query = pb.RowQuery(table="zoo", row=b"z", columns=[COLUMN])
+        answer = await other.handler.get(pb.GetRequest(start_timestamp=read_at, rows=[query]))
+        assert [cell.value for row in answer.rows for cell in row.cells] == [b"v"]
+        with refuses("read"):
+            await other.get(read_at, b"a")
+
+
+async def test_an_outcome_is_asked_for_by_cells_that_may_be_written(one: Gateway) -> None:
+    """Asking may roll a transaction back, so it takes the right to write."""
+    start = await one.begin()
+    with token(READER), refuses("write"):
+        await one.resolve(start, b"eu/1")
+    with token(EUROPE):
+        with refuses("write"):
+            await one.resolve(start, b"us/1")
+        primary = WireAddress(table_id=1, row=b"eu/1", column=COLUMN)
+        request = pb.ResolveRequest(start_timestamp=start, primary=primary)
+        with pytest.raises(PermissionDenied, match="names the cells or the writes instead"):
+            await one.handler.resolve(request)
+        outcome = await one.resolve(start, b"eu/1")
+    assert outcome.fate == pb.ResolveResponse.FATE_ABORTED
+
+
+@given(
+    prefix=st.binary(max_size=2),
+    start=st.binary(max_size=3),
+    end=st.binary(max_size=3),
+    row=st.binary(max_size=4),
+)
+def test_no_row_of_a_range_that_may_be_read_is_outside_of_the_prefix(
+    prefix: bytes, start: bytes, end: bytes, row: bytes
+) -> None:
+    right = Right("t", prefix)
+    assert not right.covers("u", start, end)
+    if right.covers("t", start, end) and start <= row and (row < end or not end):
+        assert row.startswith(prefix)
+    assert right.covers("t", row, row + b"\0") == row.startswith(prefix)
