@@ -20,6 +20,7 @@ from percolator.cli.connection import connection, fail, plain
 from percolator.cli.options import duration_seconds
 from percolator.errors import InvalidArgument
 from percolator.process import private_opener
+from percolator.wire.roles import Role
 from percolator.wire.tokens import (
     ROLES,
     Entry,
@@ -87,16 +88,27 @@ def create(
     expires_in: ExpiresIn = "",
     read: Rows = None,
     write: Rows = None,
+    administer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Also create, change and delete this table. Repeat it for more.",
+            metavar="TABLE",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write a new token to a file, and its entry to the servers' file of tokens.
 
-    The token itself is never printed. With --read or --write, it may do nothing else, and works
-    with gateways only.
+    The token itself is never printed. With --read, --write or --administer, it may do nothing else,
+    and reads and writes through gateways only.
     """
     token = new_token()
     try:
         require_name(name)
-        expires, rights = _time_in("--expires-in", expires_in), _rights(role, read, write)
+        expires, rights = (
+            _time_in("--expires-in", expires_in),
+            _rights(role, read, write, administer),
+        )
         entry = Entry(name, ROLES[role.value], token_hash(token), expires, rights=rights)
         if tokens is None:
             _write_secret(file, token)
@@ -171,7 +183,7 @@ def list_(context: typer.Context, tokens: TokensFile) -> None:
     except InvalidArgument as error:
         fail(error)
     now = datetime.now(UTC)
-    shown = Table("name", "role", "expires", "former token until", "read", "write", box=None)
+    shown = Table("name", "role", "expires", "former token until", *Rights._fields, box=None)
     data = []
     for entry in entries:
         is_over = entry.expires is not None and entry.expires <= now
@@ -196,22 +208,26 @@ def list_(context: typer.Context, tokens: TokensFile) -> None:
 
 
 def _tables(entry: Entry) -> dict[str, list[str]]:
-    """What it may read and write; everything if it has no rights to some tables only."""
-    if entry.rights is None:
-        return {"read": ["all"], "write": ["all"]}
-    return {key: [str(one) for one in rights] for key, rights in entry.rights._asdict().items()}
+    """What it may read, write and administer."""
+    if entry.rights is not None:
+        return entry.rights.texts()
+    is_admin = entry.role is Role.ADMIN
+    return {"read": ["all"], "write": ["all"], "administer": ["all"] if is_admin else []}
 
 
 def _shown(time: datetime | None) -> str | None:
     return None if time is None else time_text(time)
 
 
-def _rights(role: TokenRole, read: list[str] | None, write: list[str] | None) -> Rights | None:
-    if not read and not write:
+def _rights(role: TokenRole, *tables: list[str] | None) -> Rights | None:
+    if not any(tables):
         return None
     if role is not TokenRole.CLIENT:
         raise InvalidArgument("--role", "an administrator may do everything; leave out the tables")
-    return Rights(*(tuple(map(Right.parse, given or ())) for given in (read, write)))
+    rights = Rights(*(tuple(map(Right.parse, given or ())) for given in tables))
+    if any(right.prefix for right in rights.administer):
+        raise InvalidArgument("--administer", "expected whole tables, without a prefix")
+    return rights
 
 
 def _time_in(option: str, duration: str) -> datetime | None:

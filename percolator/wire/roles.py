@@ -118,3 +118,17 @@ CHECKS_RIGHTS = frozenset(
 )
 """What a token may call that has rights to some tables only. Each checks them; a tablet server does
 not, since a client that commits by itself has to meet the locks and primaries of any table."""
+
+ADMINISTERS_TABLE = frozenset(
+    method.path
+    for method in (
+        methods.CREATE_TABLE,
+        methods.DELETE_TABLE,
+        methods.DESCRIBE_TABLE,
+        methods.CHANGE_OBSERVERS,
+        methods.SET_CHANGE_FEED,
+        methods.SET_TTLS,
+        methods.CHANGE_CODECS,
+    )
+)
+"""What it may also call if it may administer a table. Each checks which table it is about."""

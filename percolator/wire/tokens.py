@@ -85,6 +85,8 @@ class Rights(NamedTuple):
 
     read: tuple[Right, ...] = ()
     write: tuple[Right, ...] = ()
+    administer: tuple[Right, ...] = ()
+    """Whole tables, which it may create, change and delete."""
 
     def may_read(self, table: str, start: bytes, end: bytes) -> bool:
         """Whether it may read these rows; with two empty bounds, the whole table."""
@@ -92,6 +94,13 @@ class Rights(NamedTuple):
 
     def may_write(self, table: str, row: bytes) -> bool:
         return any(right.covers(table, row, row + b"\0") for right in self.write)
+
+    def may_administer(self, table: str) -> bool:
+        return any(right.table == table for right in self.administer)
+
+    def texts(self) -> dict[str, list[str]]:
+        """As in the file."""
+        return {key: [str(one) for one in rights] for key, rights in self._asdict().items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +127,8 @@ class Entry:
             lines.append(f'former_sha256 = "{self.former_digest.hex()}"')
             lines.append(f"former_expires = {time_text(self.former_expires)}")
         if self.rights is not None:
-            for key, rights in self.rights._asdict().items():
-                # A list of JSON is one of TOML.
-                lines.append(f"{key} = {json.dumps([str(one) for one in rights])}")
+            # A list of JSON is one of TOML.
+            lines += [f"{key} = {json.dumps(one)}" for key, one in self.rights.texts().items()]
         return "\n".join(lines) + "\n"
 
 
@@ -168,7 +176,7 @@ class _Wrong(Exception):
 
 
 _KEYS = {"role", "sha256"}
-_OPTIONAL_KEYS = {"expires", "former_sha256", "former_expires", "read", "write"}
+_OPTIONAL_KEYS = {"expires", "former_sha256", "former_expires", *Rights._fields}
 
 
 def _entry(name: str, content: object) -> Entry:
@@ -193,11 +201,14 @@ def _entry(name: str, content: object) -> Entry:
 
 
 def _rights(content: Mapping[str, object]) -> Rights | None:
-    if "read" not in content and "write" not in content:
+    if content.keys().isdisjoint(Rights._fields):
         return None
     if content["role"] != "client":
-        raise _Wrong("read and write restrict clients only; an administrator may do everything")
-    return Rights(_right(content, "read"), _right(content, "write"))
+        raise _Wrong("rights to tables restrict clients only; administrators may do everything")
+    rights = Rights(*(_right(content, key) for key in Rights._fields))
+    if any(right.prefix for right in rights.administer):
+        raise _Wrong("administer: expected whole tables, without a prefix")
+    return rights
 
 
 def _right(content: Mapping[str, object], key: str) -> tuple[Right, ...]:

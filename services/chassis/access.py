@@ -24,7 +24,7 @@ from percolator.services.chassis.coordinator import Trouble
 from percolator.wire.channels import FORWARDED_METADATA, SERVER_METADATA
 from percolator.wire.credentials import AUTHORIZATION, SCHEME
 from percolator.wire.renewal import FileState, file_state
-from percolator.wire.roles import CHECKS_RIGHTS, NO_ROLE, REQUIRED, Role
+from percolator.wire.roles import ADMINISTERS_TABLE, CHECKS_RIGHTS, NO_ROLE, REQUIRED, Role
 from percolator.wire.status import status_code
 from percolator.wire.tls import CLUSTER_NAME
 from percolator.wire.tokens import Rights, parse, time_text, token_hash
@@ -143,11 +143,15 @@ class CallerIdentity(NamedTuple):
         if self.rights is not None and not self.rights.may_write(table, row):
             raise self._denied("write", table)
 
+    def require_administer(self, table: str) -> None:
+        """Raises `PermissionDenied` unless it may change this table."""
+        if self.rights is not None and not self.rights.may_administer(table):
+            raise self._denied("administer", table)
+
     def _denied(self, what: str, table: str) -> PermissionDenied:
         # No row: it would be in the audit file.
-        return PermissionDenied(
-            f"the token {self.name!r} may not {what} these rows of table {table!r}"
-        )
+        rows = "" if what == "administer" else "these rows of "
+        return PermissionDenied(f"the token {self.name!r} may not {what} {rows}table {table!r}")
 
 
 OWN = CallerIdentity(Role.SERVER)
@@ -257,16 +261,12 @@ class Access:
         try:
             grant, digest = self._granted(path, token, forwarded, names)
             role = grant.role
-            if required is None or role < required:
+            if grant.rights is not None:
+                _require_checked(grant, grant.rights, path)
+            elif required is None or role < required:
                 needed = NO_ROLE if required is None else f"it needs {required.name}"
                 raise PermissionDenied(  # noqa: TRY301 (told to the audit like the others)
                     f"the caller has the role {role.name}, but {needed}", where=path
-                )
-            if grant.rights is not None and path not in CHECKS_RIGHTS:
-                raise PermissionDenied(  # noqa: TRY301
-                    f"the token {grant.name!r} has rights to some tables only, which gateways "
-                    "check: it may call GatewayService, and nothing else",
-                    where=path,
                 )
         except (Unauthenticated, PermissionDenied) as error:
             if self._audit is not None:
@@ -321,3 +321,14 @@ class Access:
             raise Unauthenticated(
                 f"the token {grant.name!r} has expired at {time_text(expires)}", where=path
             )
+
+
+def _require_checked(grant: Grant, rights: Rights, path: str) -> None:
+    """Refuses calls that do not check rights."""
+    if path in CHECKS_RIGHTS or (path in ADMINISTERS_TABLE and rights.administer):
+        return
+    raise PermissionDenied(
+        f"the token {grant.name!r} has rights to some tables only, which gateways check: it may "
+        "call GatewayService, and administer its tables",
+        where=path,
+    )

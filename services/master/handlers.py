@@ -9,7 +9,7 @@ from percolator.errors import InvalidArgument, SchemaError, WrongCluster
 from percolator.services.chassis.cluster_store import ClusterIdentity
 from percolator.services.chassis.coordinator import ASK_SECONDS
 from percolator.services.chassis.process import are_compatible
-from percolator.services.chassis.rpc import caller_role, remaining_seconds
+from percolator.services.chassis.rpc import caller_identity, caller_role, remaining_seconds
 from percolator.services.master import cluster_map
 from percolator.services.master.cluster_map import (
     Catalogue,
@@ -86,12 +86,14 @@ class TableHandler(Generic[MapT, TermT]):
         self._master = master
 
     async def create_table(self, request: pb.CreateTableRequest) -> pb.CreateTableResponse:
+        caller_identity().require_administer(request.name)
         async with self._master.leading() as leader:
             table, created = await leader.tables.create(request, self._deadline())
             tablets = leader.stored.current.tablets_of(table)
         return pb.CreateTableResponse(table=table_message(table, tablets), created=created)
 
     async def delete_table(self, request: pb.DeleteTableRequest) -> pb.DeleteTableResponse:
+        caller_identity().require_administer(request.name)
         async with self._master.leading() as leader:
             deleted = await leader.tables.delete(request, self._deadline())
         return pb.DeleteTableResponse(deleted=deleted)
@@ -100,6 +102,7 @@ class TableHandler(Generic[MapT, TermT]):
         return cluster_map.list_tables(await self._master.current())
 
     async def describe_table(self, request: pb.DescribeTableRequest) -> pb.DescribeTableResponse:
+        caller_identity().require_administer(request.name)
         try:
             return cluster_map.describe_table(await self._master.current(), request)
         except SchemaError:
@@ -110,6 +113,7 @@ class TableHandler(Generic[MapT, TermT]):
     async def change_observers(
         self, request: pb.ChangeObserversRequest
     ) -> pb.ChangeObserversResponse:
+        caller_identity().require_administer(request.table)
         table = await self._after(
             lambda leader: leader.tables.change_observers(request, self._deadline())
         )
@@ -122,12 +126,14 @@ class TableHandler(Generic[MapT, TermT]):
         return pb.ReportBackfillResponse(table=table)
 
     async def set_change_feed(self, request: pb.SetChangeFeedRequest) -> pb.SetChangeFeedResponse:
+        caller_identity().require_administer(request.table)
         table = await self._after(
             lambda leader: leader.tables.set_change_feed(request, self._deadline())
         )
         return pb.SetChangeFeedResponse(table=table)
 
     async def set_ttls(self, request: pb.SetTtlsRequest) -> pb.SetTtlsResponse:
+        caller_identity().require_administer(request.table)
         table = await self._after(lambda leader: leader.tables.set_ttls(request, self._deadline()))
         return pb.SetTtlsResponse(table=table)
 
@@ -136,6 +142,7 @@ class TableHandler(Generic[MapT, TermT]):
         return pb.DeclareCodecsResponse(table=table)
 
     async def change_codecs(self, request: pb.ChangeCodecsRequest) -> pb.ChangeCodecsResponse:
+        caller_identity().require_administer(request.table)
         table = await self._after(
             lambda leader: leader.tables.change_codecs(request, self._deadline())
         )

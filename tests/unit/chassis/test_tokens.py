@@ -98,6 +98,7 @@ FORMER = ENTRY + 'former_sha256 = "{}"\nformer_expires = 2027-01-31T00:00:00Z\n'
         (ENTRY + 'read = ["orders:hex:0"]', "read: expected a list"),
         (ENTRY + 'delete = ["orders"]', "nothing else"),
         (ENTRY.replace("client", "admin") + 'read = ["orders"]', "restrict clients only"),
+        (ENTRY + 'administer = ["orders:eu/"]', "administer: expected whole tables"),
         (FORMER.format("s3cret"), "former_sha256: expected 64 hexadecimal digits"),
         (FORMER.format(token_hash("s3cret").hex()), "another token has the same"),
         ('["a b"]\nrole = "client"', "letters, digits"),
@@ -390,7 +391,7 @@ def test_a_certificate_alone_gives_no_role_unless_the_setting_says_so() -> None:
 
 def test_rights_are_read_as_they_are_written(tmp_path: Path) -> None:
     read = (Right("orders"), Right("stock", b"eu/"), Right("stock", b"\x00\xff"))
-    rights = Rights(read, (Right("caf\u00e9"),))
+    rights = Rights(read, (Right("caf\u00e9"),), (Right("orders"),))
     entry = Entry("shop", Role.CLIENT, token_hash("s3cret"), rights=rights)
     assert 'read = ["orders", "stock:eu/", "stock:hex:00ff"]' in entry.text()
     assert caller_with(tokens_file(tmp_path, entry.text()), ClockAt(END), "s3cret", GET.path) == (

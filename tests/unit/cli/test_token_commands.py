@@ -105,10 +105,11 @@ def test_a_rotated_name_keeps_its_role_and_both_tokens_for_the_overlap(token: Co
 
 
 def test_a_token_for_some_tables_keeps_its_rights_when_it_is_rotated(token: Commands) -> None:
-    tables = ("--read=orders", "--read=stock:eu/", "--write=orders")
+    tables = ("--read=orders", "--read=stock:eu/", "--write=orders", "--administer=orders")
     token.run("create", "shop", token.secret("old"), *tables)
     token.run("rotate", "shop", token.secret("new"))
-    rights = Rights((Right("orders"), Right("stock", b"eu/")), (Right("orders"),))
+    orders = (Right("orders"),)
+    rights = Rights((*orders, Right("stock", b"eu/")), orders, orders)
     for secret in ("old", "new"):
         grant = token.grant(secret)
         assert grant is not None
@@ -151,6 +152,7 @@ def test_the_list_says_who_has_a_token_and_until_when(token: Commands) -> None:
         ),
         (("create", "other", "--file=NEW", "--role=server"), "'server' is not one of"),
         (("create", "other", "--file=NEW", "--read=orders:"), "expected TABLE or TABLE:PREFIX"),
+        (("create", "other", "--file=NEW", "--administer=a:b"), "expected whole tables"),
         (("create", "other", "--file=NEW", "--write=a:hex:0"), "pairs of hexadecimal digits"),
         (("create", "other", "--file=NEW", "--read=a", "--role=admin"), "may do everything"),
         (("rotate", "other", "--file=NEW"), "has no token of that name"),

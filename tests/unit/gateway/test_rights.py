@@ -11,15 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from percolator.errors import PermissionDenied
+from percolator.errors import NotReady, PermissionDenied
 from percolator.services.chassis import rpc
 from percolator.services.chassis.access import Access, CallerIdentity, Grant
+from percolator.services.master.handlers import MasterHandler
 from percolator.v1 import gateway_pb2 as pb
 from percolator.v1 import master_pb2
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.errors_pb2 import CellAddress as WireAddress
 from percolator.wire.credentials import AUTHORIZATION, SCHEME
-from percolator.wire.roles import CHECKS_RIGHTS, REQUIRED, Role
+from percolator.wire.methods import method_name
+from percolator.wire.roles import ADMINISTERS_TABLE, CHECKS_RIGHTS, REQUIRED, Role
 from percolator.wire.tokens import Right, Rights
 from percolator.world import MachineClock
 from tests.unit.gateway.gateways import (
@@ -39,6 +41,7 @@ READER = Rights(read=(Right(TABLE),))
 WRITER = Rights(write=(Right(TABLE),))
 OTHER = Rights(read=(Right("other"),), write=(Right("other"),))
 NOTHING = Rights()
+OPERATOR = Rights(administer=(Right(TABLE),))
 
 
 @contextmanager
@@ -62,22 +65,24 @@ def scan(start: int, first: bytes = b"", end: bytes = b"") -> pb.ScanTableReques
     )
 
 
-@pytest.mark.parametrize("path", sorted(REQUIRED))
-def test_only_gateways_are_called_with_such_a_token(path: str) -> None:
+@pytest.mark.parametrize("rights", [EUROPE, OPERATOR])
+@pytest.mark.parametrize("path", [*sorted(REQUIRED), "/percolator.v1.MasterService/Unheard"])
+def test_only_what_checks_rights_is_called_with_such_a_token(path: str, rights: Rights) -> None:
     """A server that does not check rights would give the token the rights of all clients."""
 
     class Tokens:
         def grant_of(self, digest: bytes) -> Grant:
-            return Grant("shop", Role.CLIENT, None, EUROPE)
+            return Grant("shop", Role.CLIENT, None, rights)
 
     access = Access(Tokens(), MachineClock())  # type: ignore[arg-type]
     metadata = [(AUTHORIZATION, SCHEME + "s3cret")]
 
     def caller() -> CallerIdentity:
-        return access.require(path, REQUIRED[path], metadata, lambda: (), lambda: "unix:")
+        required = REQUIRED.get(path)
+        return access.require(path, required, metadata, lambda: (), lambda: "unix:")
 
-    if path in CHECKS_RIGHTS:
-        assert caller().rights == EUROPE
+    if path in CHECKS_RIGHTS or (path in ADMINISTERS_TABLE and rights is OPERATOR):
+        assert caller().rights == rights
     else:
         with pytest.raises(PermissionDenied):
             caller()
@@ -168,6 +173,36 @@ async def test_an_outcome_is_asked_for_by_cells_that_may_be_written(one: Gateway
             await one.handler.resolve(request)
         outcome = await one.resolve(start, b"eu/1")
     assert outcome.fate == pb.ResolveResponse.FATE_ABORTED
+
+
+class NoLeader:
+    """A master that has to find a leader first."""
+
+    def leading(self) -> Any:
+        raise NotReady("no leader")
+
+    current = leading
+
+
+def about_table(path: str, table: str) -> Any:
+    """The request of a procedure of masters, about this table."""
+    name = path.rpartition("/")[2]
+    request = getattr(master_pb2, f"{name}Request")()
+    setattr(request, "name" if hasattr(request, "name") else "table", table)
+    return request
+
+
+@pytest.mark.parametrize("path", sorted(ADMINISTERS_TABLE))
+async def test_only_its_own_tables_are_administered(path: str) -> None:
+    handler: Any = MasterHandler(MachineClock(), NoLeader())  # type: ignore[arg-type]
+    call = getattr(handler, method_name(path.rpartition("/")[2]))
+    for rights in (EUROPE, OPERATOR):
+        with token(rights), refuses("administer table 'other'"):
+            await call(about_table(path, "other"))
+    with token(OPERATOR), pytest.raises(NotReady):
+        await call(about_table(path, TABLE))
+    with token(None), pytest.raises(NotReady):
+        await call(about_table(path, "other"))
 
 
 @given(
