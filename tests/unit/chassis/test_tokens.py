@@ -274,6 +274,20 @@ async def test_a_stream_ends_within_seconds_once_its_token_is_withdrawn(tmp_path
     watcher.leave()
 
 
+async def test_a_stream_ends_within_seconds_once_its_token_expires(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    now = VirtualClock(asyncio.get_running_loop()).wall_milliseconds() / 1000
+    end = datetime.fromtimestamp(now, UTC).replace(microsecond=0) + timedelta(seconds=15)
+    tokens.write_text(token_entry("shop", Role.CLIENT, "s3cret", end))
+    watcher = Watcher(tokens)
+    answers = watcher.answers()
+    await several(answers)
+    with pytest.raises(NotReady, match="no longer accepted"):
+        await several(answers)
+    assert watcher.handler.is_closed
+    watcher.leave()
+
+
 async def test_a_stream_ends_when_the_rights_of_its_token_change(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(SHOP + 'read = ["orders", "stock"]\n')
