@@ -10,6 +10,8 @@ would otherwise keep operators from making room.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import logging
 import os
@@ -149,18 +151,28 @@ class Audit:
         def numbered(number: int) -> Path:
             return self._path.with_name(f"{self._path.name}.{number}") if number else self._path
 
+        # The new file comes first: if there is no space for it, no older one moves up and out.
+        new = self._path.with_name(f"{self._path.name}.new")
+        new.unlink(missing_ok=True)
+        file, size = _opened(new)
         for number in range(self._files_max - 1, 0, -1):
             if numbered(number - 1).exists():
                 numbered(number - 1).replace(numbered(number))
-        former = self._file
-        self._file, self._size = _opened(self._path)
-        os.close(former)
+        new.replace(self._path)
+        os.close(self._file)
+        self._file, self._size = file, size
 
 
 def _opened(path: Path) -> tuple[int, int]:
     """The file, for appending, and its size."""
     file = private_opener(os.fspath(path), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
-    return file, os.fstat(file).st_size
+    try:
+        # Two processes would rename each other's files.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file, os.fstat(file).st_size
+    except BlockingIOError:
+        os.close(file)
+        raise OSError(errno.EBUSY, "another process writes to it") from None
 
 
 def _ends_with_line(file: int, size: int) -> bool:

@@ -225,6 +225,39 @@ async def test_while_the_file_cannot_be_written_calls_go_on(
     assert len(audited.lines()) == 1
 
 
+async def test_a_full_disk_at_a_rotation_costs_no_older_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audited = server(tmp_path)
+
+    async def delete(count: int) -> None:
+        for _ in range(count):
+            await audited.call(methods.DELETE_TABLE, DROP, "b0ss")
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    while not (tmp_path / "audit.jsonl.2").exists():
+        await delete(1)
+    before = {end: audited.lines(end) for end in (".1", ".2")}
+    with monkeypatch.context() as broken:
+        broken.setattr("percolator.services.chassis.audit.private_opener", full)
+        await delete(200)
+        assert {end: audited.lines(end) for end in (".1", ".2")} == before
+    kept = audited.lines()
+    await delete(1)
+    assert audited.lines(".1") == kept
+
+
+def test_a_file_that_another_process_writes_to_is_refused(tmp_path: Path) -> None:
+    clock: Any = None
+    first = Audit(tmp_path / "audit", clock, BYTES_MAX, FILES_MAX)
+    with pytest.raises(InvalidArgument, match="audit: another process writes to it"):
+        Audit(tmp_path / "audit", clock, BYTES_MAX, FILES_MAX)
+    first.close()
+    Audit(tmp_path / "audit", clock, BYTES_MAX, FILES_MAX).close()
+
+
 def test_a_place_that_cannot_be_written_is_named_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"audit: .*none/audit: No such file"):
         Audit(tmp_path / "none" / "audit", None, BYTES_MAX, FILES_MAX)  # type: ignore[arg-type]
