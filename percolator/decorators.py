@@ -115,6 +115,7 @@ def observes(
     deletes: bool = True,
     backfill: bool | None = None,
     name: str | None = None,
+    batch: int | None = None,
     concurrency: int | None = None,
     deadline: float = DEADLINE_SECONDS,
     attempts: int = ATTEMPTS,
@@ -127,6 +128,7 @@ def observes(
     With `deletes=False`, it never runs for a cell without a value, so it may delete its trigger.
     When it is registered for the first time, it also runs for the cells that are there already,
     unless it is weak; with `backfill=False`, it runs only for what is written from then on.
+    With a `batch`, the function takes a list of up to so many rows, which share one transaction.
     With a `pause`, a worker waits so many seconds before it runs for the same cell again, and one
     run handles all changes that came meanwhile.
 
@@ -139,6 +141,7 @@ def observes(
         weak=weak,
         deletes=deletes,
         backfill=backfill,
+        batch=batch,
         concurrency=concurrency,
         deadline=deadline,
         attempts=attempts,
@@ -153,6 +156,7 @@ def observes(
             deletes=deletes,
             backfill=backfill,
             name=name,
+            batch=batch,
             concurrency=concurrency,
             deadline=deadline,
             attempts=attempts,

@@ -268,6 +268,10 @@ class Engine:
         self.cells = RowStoreCells(rows.store, intents, rows.times, world, limits)
         self.groups = RowGroups(rows.store, rows.times, world, limits)
 
+    def tablet_of(self, table_id: int, row: bytes) -> TabletLocation | None:
+        """The tablet of a row, if that is known. A row store has none."""
+        return self._tablets.locate(table_id, row)
+
     @property
     def tablets(self) -> TabletMap:
         """Which server serves which rows."""

@@ -23,14 +23,15 @@ class ObserverTransaction(Transaction):
 
     def __init__(self, engine: Engine, work: Work | None = None) -> None:
         super().__init__(engine, None)
-        self._work = work
+        self.works: Sequence[Work] = () if work is None else (work,)
         self._reader.is_admitted = True  # the worker knows how many runs there may be
         self.waits = self._waits = ClusterWaits(engine.now, engine.limits.silence_seconds)
         self._buffer.count_in(self.waits)
 
     def _whose(self) -> str:
-        if (work := self._work) is None:
+        if not self.works:
             return ""
+        work = self.works[0]
         cell = CellAddress(work.watched.table_id, work.row, work.column)
         return f", observer {work.watched.observer.name!r} for {self._env.described(cell)}"
 
@@ -60,6 +61,7 @@ def worker_context(
         begin=begin or new_transaction,
         blocking=BlockingCalls(engine.loop, engine.thread_ident),
         running_observers=engine.activity.running_observers,
+        tablet_of=engine.tablet_of,
     )
 
 

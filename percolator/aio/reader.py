@@ -57,7 +57,7 @@ from percolator.retries import Attempts
 from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import (
     FoundCell,
-    KnownRow,
+    KnownRows,
     RangeRequest,
     RowRequest,
     RowResult,
@@ -292,7 +292,7 @@ class Reader:
     """The attempts of which its transaction is one."""
     _standing_in_line: asyncio.Future[None] | None = None
     """Done when the first read no longer stands in line."""
-    known: KnownRow | None = None
+    known: KnownRows | None = None
     """Cells that are known as of its timestamp, and so need not be read."""
     late: Unsettled | None = None
     """The transaction's writes that have not taken effect yet, but must before anything is read."""
@@ -552,7 +552,7 @@ class Reader:
             if written is not None:
                 return written
         if self.known is not None and self.start and self.known.has(address):
-            return self.known[address.column] or _NOTHING
+            return self.known[address] or _NOTHING
         return None
 
     def at_hand(self, row: object, column: Readable[Any]) -> FoundCell | None:
@@ -653,7 +653,7 @@ class Reader:
             addresses.append(address)
             written = None if self._own is None else self._own.own_value(address)
             if written is None and self.known is not None and self.known.has(address):
-                written = self.known[address.column] or _NOTHING
+                written = self.known[address] or _NOTHING
             if written is None:
                 wanted.setdefault(address[:2], {})[address.column] = None
             else:

@@ -44,7 +44,7 @@ from percolator.protocol.read import FoundRow
 from percolator.protocol.write_set import WriteSet, WriteSteps
 from percolator.retries import Attempts
 from percolator.routing.catalog import NO_OBSERVERS, TableInfo
-from percolator.routing.cells import FoundCell, KnownRow
+from percolator.routing.cells import FoundCell, KnownRows
 from percolator.schema import Column, Table, encoded_value
 from percolator.timestamps import Timestamp
 
@@ -831,9 +831,9 @@ class TransactionInternals:
             known = TableInfo(table_id, table, NO_OBSERVERS)
         self._reader.bind(known)
 
-    def know(self, row: KnownRow) -> None:
+    def know(self, rows: KnownRows) -> None:
         """Cells as they are at the transaction's timestamp, so that they need not be read."""
-        self._reader.known = row
+        self._reader.known = rows
 
     async def versions(
         self, cells: Iterable[CellAddress], deadline: float

@@ -30,7 +30,7 @@ from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.catalog import Catalog
-from percolator.routing.cells import KnownRow
+from percolator.routing.cells import KnownRows
 from percolator.timestamps import Timestamp
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as pb
@@ -191,7 +191,7 @@ class RunInternals(Protocol):
     def bind(self, table: str, table_id: int) -> None:
         """Fixes which table the name means in this transaction, before it is used."""
 
-    def know(self, row: KnownRow) -> None:
+    def know(self, rows: KnownRows) -> None:
         """Cells as they are at the transaction's timestamp: no need to read them again."""
 
 
@@ -200,6 +200,8 @@ class RunTransaction(Protocol):
 
     waits: ClusterWaits
     """The calls in which it waits for the cluster."""
+    works: Sequence[Work]
+    """The changes that are handled once it has committed."""
 
     @property
     def statistics(self) -> Statistics: ...
@@ -255,6 +257,9 @@ class WorkerContext:
     running_observers: Callable[[], Awaitable[Collection[tuple[str, str]] | None]]
     """Asks which observers, by table and name, run in any process; None if some process may run
     others."""
+
+    tablet_of: Callable[[int, bytes], Hashable]
+    """The tablet of a row, as far as it is known: None without tablets."""
 
     async def describe(self, table: str) -> master_pb2.Table:
         """The table with its observers, as it is now."""

@@ -142,7 +142,7 @@ class DeadLetters:
         transaction = self._context.begin(None)
         try:
             start = await transaction.timestamp()
-            cell = await look(self._context, work, transaction, start)
+            (cell,) = await look(self._context, [work], transaction, start)
             is_weak = work.watched.observer.weak
             if not is_weak and cell.is_handled:
                 return PutAside(start, is_put_aside=False)

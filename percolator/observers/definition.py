@@ -6,6 +6,9 @@
     @observes(title, contents, name="index", attempts=3)
     def index(tx, row, column): ...         # a third parameter: which of the columns it was
 
+    @observes(contents, batch=32)
+    async def index(tx, rows): ...          # a list of rows, in one transaction
+
 A function should have no effects except through its transaction: it may run again after a conflict
 or a crash, and only one run for a change commits.
 """
@@ -28,7 +31,10 @@ from percolator.errors import InvalidArgument, UsageError
 from percolator.schema import OBSERVER_BYTES_MAX, Column, Table
 
 CONCURRENCY = 128
-"""Most of a run is messages, which runs share: a change costs least if many are in progress."""
+"""Most of a run is messages, which runs share: a change costs least if many are in progress. Runs
+for several rows at once share them anyway, and conflict more often: together, they have as many
+rows."""
+BATCH_MAX = 1_000
 BLOCKING_THREADS = 16
 """Half of a worker's threads, so that a slow observer leaves some for others."""
 DEADLINE_SECONDS = 30.0
@@ -60,6 +66,9 @@ class Observer:
     """Deletes wake it, too. If not, it never runs for a cell without a value."""
     backfill: bool
     """Once it is registered, it also handles the cells that are there already."""
+    batch: int | None
+    """The most rows in one run. If None, each run is for one row, and the function takes that
+    instead of a list."""
     concurrency: int
     """The most runs at a time in one worker."""
     threads: int
@@ -112,6 +121,7 @@ def observer_of(
     deletes: bool,
     backfill: bool | None,
     name: str | None,
+    batch: int | None,
     concurrency: int | None,
     deadline: float,
     attempts: int,
@@ -133,7 +143,8 @@ def observer_of(
         weak,
         deletes,
         not weak if backfill is None else backfill,
-        concurrency or CONCURRENCY,
+        batch,
+        concurrency or max(CONCURRENCY // (batch or 1), 1),
         concurrency or BLOCKING_THREADS,
         deadline,
         attempts,
@@ -150,6 +161,7 @@ def check_choices(
     weak: bool,
     deletes: bool,
     backfill: bool | None,
+    batch: int | None,
     concurrency: int | None,
     deadline: float,
     attempts: int,
@@ -166,6 +178,10 @@ def check_choices(
             "backfill",
             "a weak observer runs only after tx.notify; db.backfill notifies it of all cells",
         )
+    if batch is not None:
+        require_whole(batch, "batch", 1)
+        if batch > BATCH_MAX:
+            raise InvalidArgument("batch", f"expected at most {BATCH_MAX}, got {batch}")
     if concurrency is not None:
         require_whole(concurrency, "concurrency", 1)
     require_seconds(deadline, "deadline")

@@ -1,4 +1,4 @@
-"""Runs of observers: one change, one transaction, and what follows from its end.
+"""Runs of observers: one change (or a batch of several), one transaction, and what follows.
 
 How a run ends, and what follows:
 
@@ -7,6 +7,9 @@ How a run ends, and what follows:
                                        if another process won, after a short pause that grows
     the cluster did not answer         retried after a pause, even if it may have committed
     raised, wrote too much, too slow   retried, after a longer pause; in the end a dead letter
+
+A batch that does not commit, whatever the reason, is retried change by change, and all of this
+holds for each: a change that fails holds up no others, and what failed for several counts for none.
 """
 
 from __future__ import annotations
@@ -47,15 +50,14 @@ from percolator.observers.work_queue import Work, WorkQueue
 from percolator.protocol.contention import Contender, Loss
 from percolator.protocol.environment import Environment
 from percolator.retries import Inside
-from percolator.routing.cells import KnownRow
+from percolator.routing.cells import KnownRows
 from percolator.tasks import Tasks
-from percolator.timestamps import SEQUENCE_BITS
 from percolator.wire.backoff import pause_seconds
 
 
 class ObserverRun:
     """One attempt to run an observer for a cell, from its snapshot to its commit: the paper's
-    section 2.4.
+    section 2.4. With a batch, for cells of several rows.
 
         begin    take a snapshot; read the cell and its acknowledgement; is there anything to do?
         (call)   call the observer's function, in this transaction
@@ -77,67 +79,95 @@ class ObserverRun:
       covers counts as handled: earlier values are gone. Nothing is written, since each look finds
       the same until the cell is written again. Only a dead letter of an earlier change is deleted.
     - Weak observers acknowledge nothing, since their notifications come without a change.
+    - Each cell of a batch has an acknowledgement of its own, in the same transaction. A cell with
+      nothing to do takes no part: otherwise it would count as handled only if the others commit.
     """
 
-    __slots__ = ("_context", "_dead_letters", "_row", "_work", "cell", "start", "transaction")
+    __slots__ = (
+        "_context",
+        "_dead_letters",
+        "_known",
+        "called",
+        "cells",
+        "handled",
+        "open",
+        "start",
+        "transaction",
+        "works",
+    )
 
-    def __init__(self, context: WorkerContext, dead_letters: DeadLetters, work: Work) -> None:
+    def __init__(self, context: WorkerContext, dead_letters: DeadLetters, *works: Work) -> None:
+        """All works are of one observer and column."""
         self._context = context
         self._dead_letters = dead_letters
-        self._work = work
-        self._row: KnownRow | None = None
-        self.transaction: RunTransaction = context.begin(work)
+        self._known: KnownRows | None = None
+        self.works: Sequence[Work] = works
+        self.open: Sequence[Work] = works
+        """The works that are handled once it has committed."""
+        self.handled: list[Work] = []
+        """The others: there was nothing to do, whether it commits or not."""
+        self.called: list[Work] = []
+        """The works for which the function is called."""
+        self.transaction: RunTransaction = context.begin(works[0])
         self.start = 0
         """The snapshot's timestamp; 0 until it has one."""
-        self.cell = WatchedCell(None, NOTHING_SEEN)
-        """The cell as the snapshot shows it."""
+        self.cells: dict[Work, WatchedCell] = dict.fromkeys(works, WatchedCell(None, NOTHING_SEEN))
+        """The cells as the snapshot shows them."""
 
     async def begin(self) -> bool:
         """False if there is nothing to do: the notifications have been handled already, or the cell
         was deleted and deletes do not wake the observer."""
-        work, transaction = self._work, self.transaction
+        works, transaction = self.works, self.transaction
         self.start = await transaction.timestamp()
-        cell = self.cell = await look(self._context, work, transaction, self.start)
+        cells = await look(self._context, works, transaction, self.start)
+        self.cells = dict(zip(works, cells, strict=True))
         # If the table was dropped and created again, the function must not write into the new one.
-        watched, internal = work.watched, transaction.internal
+        watched, internal = works[0].watched, transaction.internal
         internal.bind(watched.observer.table.name, watched.table_id)
-        self._row = cell.known_row(work)
-        internal.know(self._row)
+        rows = {work.row: cell.known(work) for work, cell in self.cells.items()}
+        self._known = KnownRows(watched.table_id, rows)
+        internal.know(self._known)
+        for work in works:
+            self._begin_for(work)
+        self.open = transaction.works = [work for work in works if work not in self.handled]
+        if not self.open:
+            transaction.rollback()
+        elif not self.called:
+            await transaction.commit()
+        return bool(self.called)
+
+    def _begin_for(self, work: Work) -> None:
+        watched, cell = work.watched, self.cells[work]
         is_weak = watched.observer.weak
         is_unwanted = not (watched.observer.deletes or cell.has_value)
         has_dead_letter = cell.acknowledged.has_dead_letter
         if (not is_weak and cell.is_handled) or (is_unwanted and not has_dead_letter):
-            transaction.rollback()
-            return False
+            self.handled.append(work)
+            return
         # Written before the function is called, so that its writes cannot be committed without it,
         # whatever the function does.
         if has_dead_letter:
-            self._dead_letters.clear(transaction, work)
+            self._dead_letters.clear(self.transaction, work)
         if has_dead_letter or not is_weak:
-            now = Acknowledgement(0 if is_weak else self.start)
-            internal.writes.put(watched.acknowledgement(work.row, work.column), now.encode())
-        if is_unwanted:
-            await transaction.commit()
-        return not is_unwanted
+            now = Acknowledgement(0 if is_weak else self.start).encode()
+            address = watched.acknowledgement(work.row, work.column)
+            self.transaction.internal.writes.put(address, now)
+        if not is_unwanted:
+            self.called.append(work)
 
-    async def commit(self) -> float | None:
-        """Commits. Returns the seconds from the change to the commit; None if nothing was written.
+    async def commit(self) -> int | None:
+        """Commits. Returns the commit timestamp; None if nothing was written.
 
         Raises the error that prevented it; only `OutcomeUnknown` leaves open whether it committed.
         """
         transaction = self.transaction
-        if self._row is not None:
-            self._work.watched.note_read(self._row.read)
+        if self._known is not None:
+            self.works[0].watched.note_read(self._known.read)
         if not transaction.ended:
             await transaction.commit()
         elif transaction.commit_timestamp is None and transaction.internal.writes.cells:
             raise UsageError("the observer ended its own transaction without committing it")
-        commit = transaction.commit_timestamp
-        if commit is None:
-            return None
-        # Both timestamps are the oracle's, so the clocks of machines do not matter.
-        waited = (commit >> SEQUENCE_BITS) - (min(self._work.timestamps) >> SEQUENCE_BITS)
-        return max(waited, 0) / 1000
+        return transaction.commit_timestamp
 
 
 _log = logging.getLogger(__name__)
@@ -163,7 +193,7 @@ class Results:
 
 
 class RunPool:
-    """At most `runs_max` runs at a time. Each task runs one work item after another."""
+    """At most `runs_max` runs at a time. Each task makes one run after another."""
 
     def __init__(
         self,
@@ -214,13 +244,16 @@ class RunPool:
         task = _own_task()
         work: Work | None = first
         while work is not None:
+            works = self._results.queue.take_along(work, self._context.tablet_of)
             try:
-                await self._attempt(work, task)
+                await self._attempt(works, task)
             except asyncio.CancelledError:
-                self._drop(work)
+                for one in works:
+                    self._drop(one)
                 raise
-            if self._closing or not work.watched.is_active:
-                self._drop(work)  # it came back after the others had been dropped
+            for one in works:
+                if self._closing or not one.watched.is_active:
+                    self._drop(one)  # it came back after the others had been dropped
             # One that was cancelled ends: at the end of `asyncio.run`, all tasks are, and awaited.
             is_over = self._closing or task.cancelling()
             work = None if is_over else self._results.queue.take()
@@ -229,23 +262,28 @@ class RunPool:
         self._results.on_left(work)
         self._results.queue.drop(work)
 
-    async def _attempt(self, work: Work, task: asyncio.Task[Any]) -> None:
-        if self._line.waits(work):
-            self._results.queue.again(work, 0.0)
+    async def _attempt(self, works: Sequence[Work], task: asyncio.Task[Any]) -> None:
+        work, queue = works[0], self._results.queue
+        if len(works) == 1 and self._line.waits(work):
+            queue.again(work, 0.0)
             return
-        counters = work.watched.counters
-        run = ObserverRun(self._context, self._results.dead_letters, work)
+        watched, counters = work.watched, work.watched.counters
+        run = ObserverRun(self._context, self._results.dead_letters, *works)
         ended, began = trace.Ended.COMMITTED, self._context.env.now()
         is_called = False
         try:
             if not await run.begin():
                 ended = trace.Ended.HANDLED
-                counters.acknowledged += 1
+                counters.acknowledged += len(works)
             else:
-                counters.runs += 1
+                counters.acknowledged += len(run.handled)
+                counters.runs += len(run.open)
                 is_called = True
-                await self._call(run, work, task)
-                counters.committed(await run.commit())
+                await self._call(run, task)
+                commit = await run.commit()
+                for one in run.open:
+                    counters.committed(one.seconds_until(commit))
+                watched.batch_max = min(watched.batch_max + 1, watched.observer.batch or 1)
                 self._line.committed(work, run.transaction.internal.writes.cells)
         except asyncio.CancelledError as error:
             if self._closing or not is_called or self._is_cancelled():
@@ -255,46 +293,61 @@ class RunPool:
                 "the task in which the observer runs was cancelled, as by itself"
             )
             failure.__cause__ = error
-            self._note(run, work, trace.Ended.FAILED, began)
-            await self._failed(work, run, failure)
+            self._note(run, trace.Ended.FAILED, began)
+            await self._failed(run, failure)
         except ConflictError as error:
-            self._note(run, work, trace.Ended.CONFLICTED, began)
-            counters.conflicts += 1
+            self._note(run, trace.Ended.CONFLICTED, began)
+            counters.conflicts += len(run.open)
             if error.cell is not None:
                 counters.cells.lost_at(error.cell)
-            if self._line.lost(work, error):
-                self._repeat(work, _CONFLICT_SECONDS)
+            if len(run.open) > 1:
+                watched.batch_max = max(watched.batch_max // 2, 1)
+                self._part(run.open)
+            elif self._line.lost(run.open[0], error):
+                self._repeat(run.open[0], _CONFLICT_SECONDS)
             else:
-                self._results.queue.again(work, 0.0)
+                queue.again(run.open[0], 0.0)
         except NoThreadLeft:
-            counters.runs -= 1
-            self._results.queue.again(work, 0.0)
+            counters.runs -= len(run.open)
+            for one in run.open:
+                queue.again(one, 0.0)
         except Exception as error:  # noqa: BLE001 - whatever an observer may raise
             if _will_pass(error):
-                self._note(run, work, trace.Ended.POSTPONED, began)
-                counters.postponed += 1
-                _log.debug("%r is postponed: %s", work, error)
-                work.leave()
-                self._repeat(work, _POSTPONED_SECONDS)
+                self._note(run, trace.Ended.POSTPONED, began)
+                counters.postponed += len(run.open)
+                for one in run.open:
+                    _log.debug("%r is postponed: %s", one, error)
+                    one.is_alone |= len(run.open) > 1
+                    one.leave()
+                    self._repeat(one, _POSTPONED_SECONDS)
             else:
-                self._note(run, work, trace.Ended.FAILED, began)
-                await self._failed(work, run, error)
+                self._note(run, trace.Ended.FAILED, began)
+                await self._failed(run, error)
         else:
-            self._note(run, work, ended, began)
-            self._handled(work, run.start)
+            self._note(run, ended, began)
+            for one in run.open:
+                self._handled(one, run.start)
         finally:
             if not run.transaction.ended:
                 run.transaction.rollback()
+            for one in run.handled:  # not before: another task would take what has changed since
+                self._handled(one, run.start)
 
-    def _note(self, run: ObserverRun, work: Work, ended: trace.Ended, began: float) -> None:
+    def _part(self, works: Sequence[Work]) -> None:
+        """Runs each of a batch alone: one of them may keep the others from committing."""
+        for one in works:
+            one.is_alone = True
+            self._results.queue.again(one, 0.0)
+
+    def _note(self, run: ObserverRun, ended: trace.Ended, began: float) -> None:
         """Counts what an attempt has cost, before its changes are forgotten."""
-        counters, transaction = work.watched.counters, run.transaction
+        counters, transaction = run.works[0].watched.counters, run.transaction
         counters.rows_read += transaction.statistics.rows_read
         counters.round_trips += transaction.statistics.round_trips
         counters.cells_written += len(transaction.internal.writes.cells)
-        trace.note(transaction, work, run.start, ended, self._context.env.now() - began)
+        trace.note(transaction, run.works, run.start, ended, self._context.env.now() - began)
 
-    async def _call(self, run: ObserverRun, work: Work, task: asyncio.Task[Any]) -> None:
+    async def _call(self, run: ObserverRun, task: asyncio.Task[Any]) -> None:
         """Calls the function, and turns whatever ends it into a failure of the observer.
 
         Otherwise `sys.exit` in an observer would end the worker, and then every other worker that
@@ -304,7 +357,7 @@ class RunPool:
         reference to the work.
         """
         try:
-            await self._call_function(run, work, task)
+            await self._call_function(run, task)
         except SystemExit as error:
             raise RuntimeError(f"the observer tried to exit the process: {error}") from error
         except asyncio.CancelledError as error:
@@ -320,12 +373,10 @@ class RunPool:
                 raise  # from outside: Ctrl-C interrupts no other thread than the main one
             raise RuntimeError(f"the observer raised {summary_of(error)}") from error
 
-    async def _call_function(self, run: ObserverRun, work: Work, task: asyncio.Task[Any]) -> None:
-        watched, waits = work.watched, run.transaction.waits
-        observer, counters = watched.observer, watched.counters
-        arguments: list[object] = [observer.table.key.decode(work.row)]
-        if observer.wants_column:
-            arguments.append(watched.column(work.column))
+    async def _call_function(self, run: ObserverRun, task: asyncio.Task[Any]) -> None:
+        work, waits = run.called[0], run.transaction.waits
+        watched, observer, counters = work.watched, work.watched.observer, work.watched.counters
+        arguments = watched.arguments([one.row for one in run.called], work.column)
         if not observer.is_async:
             blocking = self._context.blocking
             call = partial(
@@ -371,16 +422,26 @@ class RunPool:
         work.retries += 1
         self._results.queue.again(work, seconds)
 
-    async def _failed(self, work: Work, run: ObserverRun, error: Exception) -> None:
+    async def _failed(self, run: ObserverRun, error: Exception) -> None:
+        works, work = run.open, run.open[0]
         observer, counters = work.watched.observer, work.watched.counters
         if not run.transaction.ended:
             run.transaction.rollback()  # a thread that was given up may use it while this one waits
+        text = summary_of(error)[:_ERROR_CHARACTERS_MAX]
+        if len(works) > 1:
+            _log.warning(
+                "observer %s failed for %d rows at once, and runs for each of them: %s",
+                observer.name,
+                len(works),
+                text,
+            )
+            self._part(works)
+            return
         counters.failures += 1
         work.leave()
-        if run.cell.commit != work.tried_commit:
-            work.tried_commit, work.attempts = run.cell.commit, 0
+        if run.cells[work].commit != work.tried_commit:
+            work.tried_commit, work.attempts = run.cells[work].commit, 0
         work.attempts += 1
-        text = summary_of(error)[:_ERROR_CHARACTERS_MAX]
         cell = CellAddress(work.watched.table_id, work.row, work.column)
         is_last = work.attempts >= observer.attempts
         _log.warning(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -44,11 +44,14 @@ class Ended(StrEnum):
     FAILED = "failed"
 
 
-def note(transaction: RunTransaction, work: Work, start: int, ended: Ended, seconds: float) -> None:
+def note(
+    transaction: RunTransaction, works: Sequence[Work], start: int, ended: Ended, seconds: float
+) -> None:
     """Writes a line about an attempt, if the logger takes it. `start` is that of its snapshot."""
     if not logger.isEnabledFor(logging.DEBUG):
         return
-    observer = work.watched.observer
+    observer = works[0].watched.observer
+    others = f" and {len(works) - 1} more" if len(works) > 1 else ""
     writes = [
         kind
         for cell, (kind, _) in transaction.internal.writes.cells.items()
@@ -58,8 +61,8 @@ def note(transaction: RunTransaction, work: Work, start: int, ended: Ended, seco
     line = {
         "table": observer.table.name,
         "observer": observer.name,
-        "row": row_text(work.row),
-        "changes": sorted(work.timestamps),
+        "row": row_text(works[0].row) + others,
+        "changes": sorted(set[int]().union(*(work.timestamps for work in works))),
         "start": start,
         "commit": transaction.commit_timestamp,
         "ended": ended,

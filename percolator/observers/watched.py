@@ -23,6 +23,7 @@ class Watched:
 
     __slots__ = (
         "_acknowledgements",
+        "batch_max",
         "columns_read",
         "counters",
         "hot_cell",
@@ -51,6 +52,8 @@ class Watched:
         """For its function, if that is blocking."""
         self.runs_max = observer.concurrency if observer.is_async else observer.threads
         """How many runs may be in progress, of which those that hang are a part."""
+        self.batch_max = observer.batch or 1
+        """The most rows in one run, as long as such runs do not conflict."""
         self.counters = Counters()
         self.columns_read: Sequence[bytes] = ()
         """The columns of the row of its change that the last run has read."""
@@ -74,6 +77,12 @@ class Watched:
     def column(self, name: bytes) -> Column[object]:
         """The column of this name, as the program declared it."""
         return next(column for column in self.observer.columns if column.name == name)
+
+    def arguments(self, rows: Sequence[bytes], column: bytes) -> list[object]:
+        """The arguments of the function after the transaction, for changes of these rows."""
+        keys = [self.observer.table.key.decode(row) for row in rows]
+        found: list[object] = [keys if self.observer.batch else keys[0]]
+        return [*found, self.column(column)] if self.observer.wants_column else found
 
     def acknowledgement(self, row: bytes, column: bytes) -> CellAddress:
         """The hidden cell that says which changes of this cell were handled."""
@@ -114,7 +123,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.runs = 0
-        """How often the function was called."""
+        """How often the function was called; of a batch, each row counts."""
         self.commits = 0
         """Runs that committed."""
         self.conflicts = 0

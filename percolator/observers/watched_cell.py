@@ -12,7 +12,7 @@ change both write this cell, and one of them is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from percolator.errors import InvariantViolation
@@ -20,7 +20,7 @@ from percolator.formats.records import ACKNOWLEDGED_BYTES, PUT_ASIDE
 from percolator.observers.context import RunTransaction, WorkerContext
 from percolator.observers.work_queue import Work
 from percolator.protocol.read import read_rows
-from percolator.routing.cells import FoundCell, KnownRow, RowRequest
+from percolator.routing.cells import FoundCell, RowRequest
 from percolator.v1.tabletserver_pb2 import RowRead
 
 
@@ -71,40 +71,41 @@ class WatchedCell(NamedTuple):
             return False  # a deletion was put aside, and has since been collected
         return self.commit <= self.acknowledged.start
 
-    def known_row(self, work: Work) -> KnownRow:
-        """The cells that a run's transaction need not read again."""
-        cells = {**self.others, work.column: self.newest}
-        return KnownRow(work.watched.table_id, work.row, cells)
+    def known(self, work: Work) -> Mapping[bytes, FoundCell | None]:
+        """The cells of the row that a run's transaction need not read again."""
+        return {**self.others, work.column: self.newest}
 
 
 async def look(
-    context: WorkerContext, work: Work, transaction: RunTransaction, start: int
-) -> WatchedCell:
-    """Reads the cell and its acknowledgement in one request, and what the last run has read of such
-    a row. Deletions count as changes."""
-    others = work.watched.columns_read
-    hidden = work.watched.acknowledgement(work.row, work.column).column
-    read = RowRead(
-        row=work.row,
-        columns=list(dict.fromkeys((hidden, work.column, *others))),
-        timestamp=start,
-        report_deletes=True,
-    )
-    (answer,) = await read_rows(
+    context: WorkerContext, works: Sequence[Work], transaction: RunTransaction, start: int
+) -> list[WatchedCell]:
+    """Reads the cell and the acknowledgement of each, and what the last run has read of such a row,
+    in one request. Deletions count as changes. All works are of one observer and column."""
+    watched, column = works[0].watched, works[0].column
+    others = watched.columns_read
+    hidden = watched.acknowledgement(works[0].row, column).column
+    columns = list(dict.fromkeys((hidden, column, *others)))
+    answers = await read_rows(
         context.env,
         context.cleanup,
-        [RowRequest(work.watched.table_id, read)],
+        [
+            RowRequest(
+                watched.table_id,
+                RowRead(row=work.row, columns=columns, timestamp=start, report_deletes=True),
+            )
+            for work in works
+        ],
         context.env.deadline(),
         transaction.statistics,
     )
-    stored = answer.found.get(hidden)
-    acknowledged = (
-        NOTHING_SEEN
-        if stored is None or stored.value is None
-        else Acknowledgement.decode(stored.value)
-    )
-    return WatchedCell(
-        answer.found.get(work.column),
-        acknowledged,
-        {column: answer.found.get(column) for column in others},
-    )
+    cells = []
+    for answer in answers:
+        stored = answer.found.get(hidden)
+        acknowledged = (
+            NOTHING_SEEN
+            if stored is None or stored.value is None
+            else Acknowledgement.decode(stored.value)
+        )
+        read = {one: answer.found.get(one) for one in others}
+        cells.append(WatchedCell(answer.found.get(column), acknowledged, read))
+    return cells

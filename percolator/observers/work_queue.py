@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from typing import NamedTuple
 from percolator.codecs.readable import quoted
 from percolator.observers.watched import Watched
 from percolator.protocol.contention import Contender, HotCells
+from percolator.timestamps import SEQUENCE_BITS
 
 TIMESTAMPS_MAX = 2_048
 """The most timestamps kept for one work item. Those above it are found again by scans, a few at a
@@ -40,7 +41,9 @@ class Work:
         "contender",
         "found_seconds",
         "has_lost",
+        "is_alone",
         "is_known",
+        "is_led",
         "is_locked",
         "is_running",
         "key",
@@ -65,6 +68,10 @@ class Work:
         self.is_known = False
         """It is in the queue: not finished, and not dropped."""
         self.is_running = False
+        self.is_led = False
+        """It is being run along with other work, which counts as the run."""
+        self.is_alone = False
+        """A run for it and other rows has failed: until it is done, its runs are for no others."""
         self.is_locked = False
         """This worker holds the advisory lock."""
         self.attempts = 0
@@ -100,6 +107,14 @@ class Work:
                 known.discard(newest)
             known.add(timestamp)
 
+    def seconds_until(self, commit: int | None) -> float | None:
+        """The seconds from its oldest change to a commit, by the oracle's clock: the clocks of
+        machines do not matter."""
+        if commit is None:
+            return None
+        waited = (commit >> SEQUENCE_BITS) - (min(self.timestamps) >> SEQUENCE_BITS)
+        return max(waited, 0) / 1000
+
     def __repr__(self) -> str:
         return f"Work({self.watched.observer.name!r}, {quoted(self.row)}, {quoted(self.column)})"
 
@@ -118,6 +133,9 @@ free space. By then there is enough space to make another scan worthwhile."""
 IN_LINE_MAX = 16
 """While this much of an observer's work stands in line at a hot cell, the rest stays in the queue.
 It is enough to keep the line from running empty, and little if the next runs write other cells."""
+_LOOKED_AT_PER_ROW = 8
+"""How much of the oldest work is looked at for each row of a batch: the other rows may be in other
+tablets."""
 _OLDEST_OF_ALL = 0
 """The place in the queue of work at the head of a line: others wait until it has ended."""
 
@@ -309,6 +327,35 @@ class WorkQueue:
         best.running += 1
         return work
 
+    def take_along(self, first: Work, place: Callable[[int, bytes], Hashable]) -> list[Work]:
+        """The work, and more of its observer to be done in the same transaction, the oldest first:
+        other rows of its column and its `place`. None of it has lost or failed."""
+        watched, works = first.watched, [first]
+        if watched.batch_max == 1 or first.is_alone or first.contender or watched.hot_cell:
+            return works
+        ready, left = self._lane(watched).ready, list[_ReadyWork]()
+        here = place(watched.table_id, first.row)
+        for _ in range(_LOOKED_AT_PER_ROW * watched.batch_max):
+            if not ready or len(works) == watched.batch_max:
+                break
+            entry = heappop(ready)
+            work = entry[2]
+            if not work.is_known:
+                continue  # dropped meanwhile
+            if (
+                work.is_alone
+                or work.contender
+                or work.column != first.column
+                or place(watched.table_id, work.row) != here
+            ):
+                left.append(entry)
+                continue
+            work.is_running = work.is_led = True
+            works.append(work)
+        for entry in left:
+            heappush(ready, entry)
+        return works
+
     def _may_begin(self, lane: _Lane) -> bool:
         """Work that has not lost yet may be taken, even if it would only stand in line."""
         cell = lane.watched.hot_cell
@@ -325,7 +372,7 @@ class WorkQueue:
         work.timestamps = {timestamp for timestamp in work.timestamps if timestamp > seen}
         self._timestamps += len(work.timestamps) - before
         work.attempts = work.retries = 0
-        work.has_lost = False
+        work.has_lost = work.is_alone = False
         if work.timestamps:
             self._make_ready_after_pause(work)
         else:
@@ -388,7 +435,10 @@ class WorkQueue:
 
     def _stopped(self, work: Work) -> None:
         work.is_running = False
-        self._lane(work.watched).running -= 1
+        if work.is_led:
+            work.is_led = False
+        else:
+            self._lane(work.watched).running -= 1
 
     def _forget(self, work: Work) -> None:
         work.leave()

@@ -42,7 +42,7 @@ from typing import NamedTuple
 
 from percolator.errors import CellAddress, ConflictError, PercolatorError
 from percolator.formats.records import KIND_DELETE, KIND_PUT
-from percolator.routing.cells import FollowedCommit, FoundCell, KnownRow
+from percolator.routing.cells import FollowedCommit, FoundCell, KnownRows
 from percolator.world import Random
 
 # The handover from a transaction that has committed at a hot cell to the next in line there.
@@ -75,14 +75,14 @@ class Handover(NamedTuple):
         """None if no timestamp was set aside."""
         return cls(commit_ts + 1, writes) if isinstance(commit_ts, FollowedCommit) else None
 
-    def known(self, cell: CellAddress) -> KnownRow | None:
+    def known(self, cell: CellAddress) -> KnownRows | None:
         """The cell at the new start, if the transaction before has written it."""
         table_id, row, column = cell
         kind, value = self.writes.get(cell, (0, b""))
         if kind not in (KIND_PUT, KIND_DELETE):
             return None
         found = FoundCell(self.start - 1, value if kind == KIND_PUT else None)
-        return KnownRow(table_id, row, {column: found})
+        return KnownRows(table_id, {row: {column: found}})
 
 
 # Rivals: other clients whose transactions have won recently, and the cells where they did.

@@ -148,47 +148,50 @@ class ReadSize:
             )
 
 
-class KnownRow:
-    """Some cells of one row, as a transaction's timestamp shows them: they need not be read.
+class KnownRows:
+    """Some cells of some rows, as a transaction's timestamp shows them: they need not be read.
 
     The columns that the last run of an observer has read in the row of its change are read together
     with the next change, in the first message of its run (the paper's section 2.5). Nothing that an
     earlier run has read is used.
     """
 
-    __slots__ = ("_cells", "_place", "read")
+    __slots__ = ("_rows", "_table_id", "read")
 
-    def __init__(self, table_id: int, row: bytes, cells: Mapping[bytes, FoundCell | None]) -> None:
-        self._place = (table_id, row)
-        self._cells = cells
+    def __init__(
+        self, table_id: int, rows: Mapping[bytes, Mapping[bytes, FoundCell | None]]
+    ) -> None:
+        self._table_id = table_id
+        self._rows = rows
         self.read: dict[bytes, None] = {}
-        """The columns of the row that were asked for, known or not, in that order."""
+        """The columns of the rows that were asked for, known or not, in that order."""
 
     def has(self, address: CellAddress) -> bool:
         """True if the cell is known, and need not be read. Notes that it was asked for."""
         table_id, row, column = address
-        if (table_id, row) != self._place:
+        if table_id != self._table_id or row not in self._rows:
             return False
         self.read[column] = None
-        return column in self._cells
+        return column in self._rows[row]
 
     def cells_of(
         self, table_id: int, row: bytes, columns: Sequence[bytes]
     ) -> Mapping[bytes, FoundCell | None] | None:
         """These cells, if all of them are known. Notes that they were asked for."""
-        if (table_id, row) != self._place:
+        if table_id != self._table_id or row not in self._rows:
             return None
         self.read.update(dict.fromkeys(columns))
-        if not self._cells.keys() >= set(columns):
+        cells = self._rows[row]
+        if not cells.keys() >= set(columns):
             return None
-        return {column: self._cells[column] for column in columns}
+        return {column: cells[column] for column in columns}
 
-    def __getitem__(self, column: bytes) -> FoundCell | None:
-        return self._cells[column]
+    def __getitem__(self, address: CellAddress) -> FoundCell | None:
+        return self._rows[address.row][address.column]
 
 
 def known_rows(
-    known: KnownRow | None, table_id: int, rows: Iterable[bytes], columns: Sequence[bytes] | None
+    known: KnownRows | None, table_id: int, rows: Iterable[bytes], columns: Sequence[bytes] | None
 ) -> dict[bytes, Mapping[bytes, FoundCell | None]]:
     """The rows of which all these columns are known; none without columns."""
     if known is None or not columns:

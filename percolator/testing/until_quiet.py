@@ -97,9 +97,7 @@ class _Begun:
         self.transaction = transaction
         self._cell = cell
         self.observer = work.watched.observer
-        self.arguments: list[object] = [self.observer.table.key.decode(work.row)]
-        if self.observer.wants_column:
-            self.arguments.append(work.watched.column(work.column))
+        self.arguments = work.watched.arguments([work.row], work.column)
 
     def __enter__(self) -> None: ...
 

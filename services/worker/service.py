@@ -94,7 +94,7 @@ class WorkerSettings(ServiceSettings):
 _PREFIX = "percolator_observer_"
 _LABELS = ["table", "observer"]
 _COUNTERS = {
-    "runs": "Calls of the observer's function.",
+    "runs": "Calls of the observer's function; of a batch, its rows.",
     "commits": "Runs that committed.",
     "conflicts": "Runs that conflicted with another transaction, and are retried.",
     "postponed": "Attempts that the cluster did not answer in time, and that are retried.",

@@ -198,8 +198,8 @@ def check_observer_runs(
     changes = changes_of(history)
     runs: dict[tuple[str, CellKey], list[TransactionRecord]] = {}
     for record in history:
-        if record.observer and record.trigger is not None and record.committed:
-            runs.setdefault((record.observer, record.trigger), []).append(record)
+        for trigger in record.triggers if record.committed else ():
+            runs.setdefault((record.observer, trigger), []).append(record)
     for watched in observers:
         cells = {key for key in changes if (key[0], key[2]) in watched.columns}
         cells |= {key for observer, key in runs if observer == watched.observer}

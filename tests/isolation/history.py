@@ -126,8 +126,8 @@ class TransactionRecord:
     """True if it read a past snapshot chosen by timestamp, or one shared with other readers."""
     observer: str = ""
     """The observer whose run this is, if it is one."""
-    trigger: CellKey | None = None
-    """The cell whose change the observer runs for."""
+    triggers: tuple[CellKey, ...] = ()
+    """The cells whose changes the observer runs for: several in a batch."""
     clock: str = ""
     """The clock that measured the instants: only instants of the same clock are compared."""
     begin_called: float | None = None
@@ -316,7 +316,7 @@ class Recorder:
         *,
         historic: bool = False,
         observer: str = "",
-        trigger: CellKey | None = None,
+        triggers: tuple[CellKey, ...] = (),
     ) -> RecordedTransaction:
         """Call it before the transaction begins: it reads the clock."""
         number = self._numbers.get(session, 0) + 1
@@ -326,7 +326,7 @@ class Recorder:
             number,
             historic=historic,
             observer=observer,
-            trigger=trigger,
+            triggers=triggers,
             clock=self._clock,
             begin_called=self._now(),
         )
@@ -432,13 +432,12 @@ def _to_json(record: TransactionRecord) -> dict[str, Any]:
         line["historic"] = True
     if record.observer:
         line["observer"] = record.observer
-    if record.trigger is not None:
-        line["trigger"] = _key_to_json(record.trigger)
+    if record.triggers:
+        line["triggers"] = [_key_to_json(key) for key in record.triggers]
     return line
 
 
 def _from_json(line: dict[str, Any]) -> TransactionRecord:
-    trigger = line.get("trigger")
     return TransactionRecord(
         session=line["session"],
         number=line["number"],
@@ -448,7 +447,7 @@ def _from_json(line: dict[str, Any]) -> TransactionRecord:
         operations=[_operation_from_json(operation) for operation in line["operations"]],
         historic=line.get("historic", False),
         observer=line.get("observer", ""),
-        trigger=None if trigger is None else _key_from_json(trigger),
+        triggers=tuple(_key_from_json(key) for key in line.get("triggers", ())),
         clock=line["clock"],
         **dict(zip(_INSTANTS, line["instants"], strict=True)),
     )

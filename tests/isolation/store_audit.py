@@ -557,8 +557,8 @@ def check_notified(
     """Adds to `report` every change for which no observer will ever run."""
     last_runs: dict[tuple[str, CellKey], int] = {}
     for record in history:
-        if record.observer and record.trigger is not None and record.committed:
-            name = record.observer, record.trigger
+        for trigger in record.triggers if record.committed else ():
+            name = record.observer, trigger
             last_runs[name] = max(last_runs.get(name, 0), record.start_ts)
     changes = changes_of(history)
     for watched in observers:

@@ -436,7 +436,8 @@ async def acknowledged(world: Observed, row: str) -> Acknowledgement:
     work = world.work_of_row(watched, row)
     transaction = world.context.begin(None)
     start = await transaction.timestamp()
-    return (await look(world.context, work, transaction, start)).acknowledged
+    (found,) = await look(world.context, [work], transaction, start)
+    return found.acknowledged
 
 
 async def test_each_observer_creates_more_work_for_downstream_observers() -> None:

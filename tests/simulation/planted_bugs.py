@@ -329,6 +329,7 @@ BUGS = (
         for plant, share in protocol_bugs.FAMILY_BUGS
     ),
     Bug(observer_bugs.changes_during_a_pause_are_not_looked_at, workload="chains"),
+    *(Bug(plant, workload="chains", is_quickly_caught=True) for plant in observer_bugs.BATCH_BUGS),
     *(
         Bug(plant, workload="recipes", is_quickly_caught=True)
         for plant in observer_bugs.RECIPE_BUGS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from math import inf
@@ -38,7 +38,7 @@ from percolator.recipes.export_queue import ExportQueue
 from percolator.recipes.index import IndexEntries
 from percolator.recipes.sharded_counter import ShardedCounter
 from percolator.routing.catalog import Catalog, TableSchema
-from percolator.routing.cells import FoundCell, KnownRow
+from percolator.routing.cells import FoundCell
 from percolator.rowstore import intents
 from percolator.rowstore.intents import Intent, Intents, SharedWrites
 from percolator.rowstore.port import RowChange
@@ -114,16 +114,17 @@ def acknowledgement_not_in_the_transaction(patch: Patch) -> None:
     @in_place_of(patch, ObserverRun, "begin")
     async def begin_wrong(self: ObserverRun) -> bool:
         wanted = await begin(self)
-        work = self._work
-        address = work.watched.acknowledgement(work.row, work.column)
-        self.transaction.internal.writes.cells.pop(address, None)
+        for work in self.open:
+            address = work.watched.acknowledgement(work.row, work.column)
+            self.transaction.internal.writes.cells.pop(address, None)
         return wanted
 
     @in_place_of(patch, ObserverRun, "commit")
-    async def commit_wrong(self: ObserverRun) -> float | None:
-        latency = await commit(self)
-        work = self._work
-        if not work.watched.observer.weak:
+    async def commit_wrong(self: ObserverRun) -> int | None:
+        committed = await commit(self)
+        for work in self.open:
+            if work.watched.observer.weak:
+                continue
             later = self._context.begin(None)
             # Otherwise it would be caught for writing a cell that no client knows.
             vars(later)["_recorded"].record.observer = work.watched.observer.name
@@ -131,7 +132,7 @@ def acknowledgement_not_in_the_transaction(patch: Patch) -> None:
             address = work.watched.acknowledgement(work.row, work.column)
             later.internal.writes.put(address, Acknowledgement(self.start).encode())
             await later.commit()
-        return latency
+        return committed
 
 
 def deletes_wake_every_observer(patch: Patch) -> None:
@@ -146,18 +147,19 @@ def write_after_a_delete_handled_with_it(patch: Patch) -> None:
     @in_place_of(patch, ObserverRun, "begin")
     async def wrong(self: ObserverRun) -> bool:
         is_wanted = await correct(self)
-        if not is_wanted and not self.cell.has_value:
-            self.start = max(self._work.timestamps | {self.start})
+        for work in self.handled:
+            if not self.cells[work].has_value:
+                self.start = max(work.timestamps | {self.start})
         return is_wanted
 
 
 def columns_read_last_time_kept_from_then(patch: Patch) -> None:
     """The next run does not read them again, and takes what its snapshot does not show."""
-    correct = WatchedCell.known_row
+    correct = WatchedCell.known
     kept: dict[tuple[Watched, bytes, bytes], FoundCell | None] = {}
 
-    @in_place_of(patch, WatchedCell, "known_row")
-    def wrong(self: WatchedCell, work: Work) -> KnownRow:
+    @in_place_of(patch, WatchedCell, "known")
+    def wrong(self: WatchedCell, work: Work) -> Mapping[bytes, FoundCell | None]:
         for column, found in self.others.items():
             kept.setdefault((work.watched, work.row, column), found)
         others = {column: kept[work.watched, work.row, column] for column in self.others}
@@ -223,7 +225,7 @@ def unknown_run_taken_for_committed(patch: Patch) -> None:
     correct = ObserverRun.commit
 
     @in_place_of(patch, ObserverRun, "commit")
-    async def wrong(self: ObserverRun) -> float | None:
+    async def wrong(self: ObserverRun) -> int | None:
         try:
             return await correct(self)
         except OutcomeUnknown:
@@ -235,10 +237,67 @@ def notification_deleted_before_the_run(patch: Patch) -> None:
     correct = RunPool._attempt
 
     @in_place_of(patch, RunPool, "_attempt")
-    async def wrong(self: RunPool, work: Work, task: asyncio.Task[Any]) -> None:
-        self._results.deletions.add(work, sorted(work.timestamps))
+    async def wrong(self: RunPool, works: Sequence[Work], task: asyncio.Task[Any]) -> None:
+        for work in works:
+            self._results.deletions.add(work, sorted(work.timestamps))
         await self._results.deletions.done()
-        await correct(self, work, task)
+        await correct(self, works, task)
+
+
+# ---------------------------------------------------------------------------- batches
+
+
+def batch_that_failed_counts_as_handled(patch: Patch) -> None:
+    """The others of its rows, although only one may be to blame."""
+    correct = RunPool._part
+
+    @in_place_of(patch, RunPool, "_part")
+    def wrong(self: RunPool, works: Sequence[Work]) -> None:
+        correct(self, works[:1])
+        for work in works[1:]:
+            self._handled(work, max(work.timestamps))
+
+
+def rest_of_a_failed_batch_is_forgotten(patch: Patch) -> None:
+    """It is not run again, and this worker ignores it when it is found."""
+    correct = RunPool._part
+
+    @in_place_of(patch, RunPool, "_part")
+    def wrong(self: RunPool, works: Sequence[Work]) -> None:
+        correct(self, works[:1])
+
+
+def batch_acknowledges_its_first_row_only(patch: Patch) -> None:
+    """Another worker that finds one of the others handles it, too."""
+    correct = ObserverRun.begin
+
+    @in_place_of(patch, ObserverRun, "begin")
+    async def wrong(self: ObserverRun) -> bool:
+        is_wanted = await correct(self)
+        for work in self.open[1:]:
+            address = work.watched.acknowledgement(work.row, work.column)
+            self.transaction.internal.writes.cells.pop(address, None)
+        return is_wanted
+
+
+def batch_takes_in_what_was_handled_before(patch: Patch) -> None:
+    """Only the first row is looked at for that."""
+    correct = ObserverRun._begin_for
+
+    @in_place_of(patch, ObserverRun, "_begin_for")
+    def wrong(self: ObserverRun, work: Work) -> None:
+        if work is not self.works[0] and not work.watched.observer.weak:
+            cell = self.cells[work]
+            self.cells[work] = cell._replace(acknowledged=Acknowledgement())
+        correct(self, work)
+
+
+BATCH_BUGS = (
+    batch_that_failed_counts_as_handled,
+    rest_of_a_failed_batch_is_forgotten,
+    batch_acknowledges_its_first_row_only,
+    batch_takes_in_what_was_handled_before,
+)
 
 
 # ---------------------------------------------------------------------------- backfills

@@ -300,8 +300,8 @@ def left_to_run(
     weak = {one.observer for one in observers if one.weak}
     last_run: dict[tuple[str, CellKey], int] = {}
     for record in history:
-        if record.trigger is not None and record.committed:
-            run = (record.observer, record.trigger)
+        for trigger in record.triggers if record.committed else ():
+            run = (record.observer, trigger)
             last_run[run] = max(last_run.get(run, 0), record.start_ts)
 
     def is_left(key: CellKey, name: str, timestamp: int) -> bool:
@@ -333,8 +333,10 @@ def registered(observers: list[Observer], table: str) -> list[master_pb2.Observe
 class RecordedRun(ObserverTransaction):
     """The transaction of one run."""
 
-    def __init__(self, engine: Engine, recorded: RecordedTransaction) -> None:
-        super().__init__(engine)
+    def __init__(
+        self, engine: Engine, recorded: RecordedTransaction, work: Work | None = None
+    ) -> None:
+        super().__init__(engine, work)
         self._recorded = recorded
 
     async def timestamp(self) -> Timestamp:
@@ -365,6 +367,9 @@ class RecordedRun(ObserverTransaction):
                     self._recorded.put(key, value)
                 elif kind == KIND_DELETE:
                     self._recorded.delete(key)
+        self._recorded.record.triggers = tuple(
+            (one.watched.observer.table.name, one.row, one.column) for one in self.works
+        )
         self._recorded.commit_called()
         try:
             commit = await super().commit(timeout=timeout)
@@ -395,11 +400,8 @@ def recording_context(database: Database, recorder: Recorder, name: str) -> Work
         session = f"{name} run {next(numbers)}"
         if work is None:
             return RecordedRun(engine, recorder.begin(session))
-        table = work.watched.observer.table.name
         observer = work.watched.observer.name
-        trigger = (table, work.row, work.column)
-        recorded = recorder.begin(session, observer=observer, trigger=trigger)
-        return RecordedRun(engine, recorded)
+        return RecordedRun(engine, recorder.begin(session, observer=observer), work)
 
     return worker_context(engine, begin)
 

@@ -128,7 +128,7 @@ _CELL = ("table", b"row", b"column")
 
 def _run(start: int, outcome: Outcome = Outcome.COMMITTED) -> TransactionRecord:
     return TransactionRecord(
-        "worker", 1, start_ts=start, outcome=outcome, observer="tend", trigger=_CELL
+        "worker", 1, start_ts=start, outcome=outcome, observer="tend", triggers=(_CELL,)
     )
 
 

@@ -1,6 +1,7 @@
 """Watched columns, chained: a change is copied, the copy counted, and each run counts once.
 
     source ── copy ──> copy ── count ──> a counter per row, and one that all rows share
+       ├───── gather, for several rows at once ──> counters like these
        └───── note (writes nothing else; deletes do not wake it)
     poke  ── poked (weak)
 
@@ -38,6 +39,8 @@ _ROWS = [b"row-%02d" % number for number in range(9)]
 _SHARED = b"shared"
 _PAUSE_SECONDS = 0.05
 _FAILS_EVERY = 13
+_BATCH = 3
+"""So few that many runs leave something to the next one."""
 _ATTEMPTS = 1_000
 """So many that an observer that fails now and then never leaves a dead letter."""
 
@@ -50,6 +53,7 @@ class Chains(Workload):
         self._source = self.cells.column("source")
         self._copy = self.cells.column("copy")
         self._count = self.cells.column("count")
+        self._gathered = self.cells.column("gathered")
         self._poke = self.cells.column("poke")
         self._poked = self.cells.column("poked")
         self._observers = self._define()
@@ -76,8 +80,15 @@ class Chains(Workload):
             if await tx.timestamp() % _FAILS_EVERY == 0:
                 raise ValueError("now and then")
             for counter in (row, _SHARED):
-                before = await tx.get(counter, self._count, default=b"0")
-                await tx.set(counter, self._count, b"%d" % (int(before) + 1))
+                await _add(tx, counter, self._count, 1)
+
+        @observes(self._source, name="gather", batch=_BATCH, concurrency=1, attempts=_ATTEMPTS)
+        async def gather(tx: Transaction, rows: Sequence[bytes]) -> None:
+            if await tx.timestamp() % _FAILS_EVERY == 0:
+                raise ValueError("now and then")
+            for row in rows:
+                await _add(tx, row, self._gathered, 1)
+            await _add(tx, _SHARED, self._gathered, len(rows))
 
         @observes(self._source, self._copy, name="note", deletes=False, attempts=_ATTEMPTS)
         async def note(tx: Transaction, row: bytes, column: Column[bytes]) -> None:
@@ -89,7 +100,7 @@ class Chains(Workload):
             if value is not None:
                 await tx.set(row, self._poked, value)
 
-        return [copy, count, note, poked]
+        return [copy, count, gather, note, poked]
 
     async def step(self, session: Session) -> None:
         rows = session.random.sample(_ROWS, session.random.choice((1, 1, 1, 2)))
@@ -112,10 +123,23 @@ class Chains(Workload):
             cells = rows.get(row, {})
             if cells.get(b"source") != cells.get(b"copy"):
                 yield f"{row!r} holds {cells.get(b'source')!r}, and its copy {cells.get(b'copy')!r}"
-        runs = [record for record in ending.committed() if record.observer == "count"]
-        found = int(rows.get(_SHARED, {}).get(b"count", b"0"))
-        if found != len(runs):
-            yield f"{found} runs are counted, of {len(runs)} that committed"
+        for observer, column in (("count", b"count"), ("gather", b"gathered")):
+            handled = Counter(
+                key[1]
+                for record in ending.committed()
+                for key in record.triggers
+                if record.observer == observer
+            )
+            handled[_SHARED] = handled.total()
+            for row, times in handled.items():
+                found = int(rows.get(row, {}).get(column, b"0"))
+                if found != times:
+                    yield f"{row!r} has counted {found} runs of {observer}, of {times}"
+
+
+async def _add(tx: Transaction, row: bytes, counter: Column[bytes], number: int) -> None:
+    before = await tx.get(row, counter, default=b"0")
+    await tx.set(row, counter, b"%d" % (int(before) + number))
 
 
 # Observers that are registered when their cells are there already, or before their table is.
@@ -290,8 +314,6 @@ class Newcomers(Workload):
 
 _KEYS = [f"key {number}" for number in range(5)]
 _WORDS = [b"ant", b"bee", b"cat", b"dog"]
-_BATCH = 3
-"""So few that many runs leave something to the next one."""
 
 
 def _sum(values: Iterable[bytes]) -> bytes | None:

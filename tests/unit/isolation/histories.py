@@ -113,7 +113,7 @@ def transaction(
 def run(observer: str, name: str, record: TransactionRecord) -> TransactionRecord:
     """Makes a transaction a run of an observer for a cell."""
     record.observer = observer
-    record.trigger = cell(name)
+    record.triggers = (cell(name),)
     return record
 
 

@@ -116,7 +116,7 @@ def _full_record() -> TransactionRecord:
         operations,
         historic=True,
         observer="index",
-        trigger=X,
+        triggers=(X,),
         clock="host",
         begin_called=0.1,
         commit_called=123456.789012345,

@@ -271,9 +271,9 @@ def test_a_follower_knows_what_was_put_and_deleted_and_not_what_was_locked() -> 
     handover = Handover(101, writes)
     bob, joe = handover.known(BOB), handover.known(JOE)
     assert bob is not None
-    assert bob[BOB.column] == FoundCell(100, b"7")
+    assert bob[BOB] == FoundCell(100, b"7")
     assert joe is not None
-    assert joe[JOE.column] == FoundCell(100, None)
+    assert joe[JOE] == FoundCell(100, None)
     assert handover.known(ANN) is None
     assert handover.known(CellAddress(1, b"eve", b"balance")) is None
 
