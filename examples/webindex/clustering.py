@@ -54,7 +54,7 @@ HOT = 64
 MESSAGES_MAX = 256
 WALK_MAX = 256
 VISITS_MAX = 16
-"""Members to visit within the transaction that has news for them."""
+"""Members to visit within the transaction that has news for them, for each of its documents."""
 
 changing: WeakValueDictionary[Group, aio.Transaction] = WeakValueDictionary()
 """The transaction in this process that is changing a group. Only a hint: of many at once, all but
@@ -68,8 +68,9 @@ class Groups:
     of roots with news, and `visited` has documents whose canonical URL may be new.
     """
 
-    def __init__(self, tx: aio.Transaction) -> None:
+    def __init__(self, tx: aio.Transaction, documents: int = 1) -> None:
         self._tx = tx
+        self._visits_max = VISITS_MAX * documents
         self._stored: dict[Group, State] = {}
         self._states: dict[Group, State] = {}
         self._mail: dict[Group, dict[Child, Member]] = {}
@@ -259,7 +260,7 @@ class Groups:
     async def _visit(self, group: Group, child: Child) -> None:
         """Lets a member learn the canonical URL, in this transaction or soon after."""
         self._visits += 1
-        is_soon = self._visits > VISITS_MAX
+        is_soon = self._visits > self._visits_max
         if group.level == 0:
             if is_soon:
                 await self._tx.notify(child.url, tables.canonical)

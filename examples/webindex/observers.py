@@ -30,41 +30,46 @@ from examples.webindex.linking import follow, move_links, place_links
 from examples.webindex.parsed import Parsed, StoredPage, stored_pages
 from percolator import aio, observes
 
-AT_ONCE = 32
-"""Documents that one worker parses at a time: enough to keep it busy. Those of a burst have groups
-and links in common, so that with 128 at a time, a quarter of all runs lost to a neighbour."""
+PARSED_AT_ONCE = 32
+"""Documents that one run parses: it reads and writes for all of them at once. Those of a burst have
+groups and links in common, so of two such runs at a time, one would often lose to the other."""
+UPDATED_AT_ONCE = 16
 
 
-@observes(tables.body, concurrency=AT_ONCE)
-async def parse(tx: aio.Transaction, url: str) -> None:
-    """Runs when a document is written or deleted."""
-    if len(url.encode()) > tables.URL_BYTES_MAX:
-        raise ValueError(f"the URL has more than {tables.URL_BYTES_MAX} bytes: {url[:80]}…")
-    (body, crawled), found = await asyncio.gather(
-        tx.get_many([(url, tables.body), (url, tables.crawled)]), stored_pages(tx, [url])
+@observes(tables.body, batch=PARSED_AT_ONCE, concurrency=1)
+async def parse(tx: aio.Transaction, urls: list[str]) -> None:
+    """Runs when documents are written or deleted."""
+    for url in urls:
+        if len(url.encode()) > tables.URL_BYTES_MAX:
+            raise ValueError(f"the URL has more than {tables.URL_BYTES_MAX} bytes: {url[:80]}…")
+    rows, stored = await asyncio.gather(
+        tx.get_many(tables.documents, urls, [tables.body, tables.crawled]), stored_pages(tx, urls)
     )
-    stored = found[url]
-    before, cause = stored.parsed, crawled or int(await tx.timestamp())
-    now = None if body is None else Parsed.of(documents.parse(Document(url, body)), cause)
-    if now is not None:
-        tx.set(url, tables.parsed, now.encode())
-    elif before is not None:
-        tx.delete(url, tables.parsed)
-    groups = Groups(tx)
-    if before is not None and (now is None or now.keys[0] != before.keys[0]):
-        groups.tell(Group(0, before.keys[0]), Child(url), Member((), 0, cause))
-    if now is not None and (before is None or now.keys != before.keys):
-        groups.tell(Group(0, now.keys[0]), Child(url), Member(now.keys, 1, cause))
-    groups.visited.add(url)
-    await _finish(tx, groups, {url: stored._replace(parsed=now)})
-    await place_links(tx, url, stored, now)
+    groups, known = Groups(tx, len(urls)), dict(stored)
+    for row in rows:
+        url, body, before = row.key, row.get(tables.body), stored[row.key].parsed
+        cause = row.get(tables.crawled) or int(await tx.timestamp())
+        now = None if body is None else Parsed.of(documents.parse(Document(url, body)), cause)
+        if now is not None:
+            tx.set(url, tables.parsed, now.encode())
+        elif before is not None:
+            tx.delete(url, tables.parsed)
+        if before is not None and (now is None or now.keys[0] != before.keys[0]):
+            groups.tell(Group(0, before.keys[0]), Child(url), Member((), 0, cause))
+        if now is not None and (before is None or now.keys != before.keys):
+            groups.tell(Group(0, now.keys[0]), Child(url), Member(now.keys, 1, cause))
+        groups.visited.add(url)
+        known[url] = stored[url]._replace(parsed=now)
+    await _finish(tx, groups, known)
+    await asyncio.gather(*(place_links(tx, url, stored[url], known[url].parsed) for url in urls))
 
 
-@observes(tables.state, weak=True)
-async def update_group(tx: aio.Transaction, row: GroupRow) -> None:
-    """Runs when a group is notified."""
-    groups = Groups(tx)
-    groups.look_at(Group(row[0], row[1]))
+@observes(tables.state, weak=True, batch=UPDATED_AT_ONCE)
+async def update_group(tx: aio.Transaction, rows: list[GroupRow]) -> None:
+    """Runs when groups are notified."""
+    groups = Groups(tx, len(rows))
+    for row in rows:
+        groups.look_at(Group(row[0], row[1]))
     await _finish(tx, groups, {})
 
 
@@ -84,15 +89,19 @@ async def _finish(tx: aio.Transaction, groups: Groups, known: dict[str, StoredPa
     )
 
 
-@observes(tables.canonical, weak=True)
-async def update_links(tx: aio.Transaction, url: str) -> None:
-    """Runs when a page is notified."""
-    stored = (await stored_pages(tx, [url]))[url]
-    groups = Groups(tx)
-    if not await follow(tx, url, stored, groups):
-        await move_links(tx, url, stored, groups)
-    if stored.linked is not None:
-        await place_links(tx, url, stored, stored.parsed)
+@observes(tables.canonical, weak=True, batch=UPDATED_AT_ONCE)
+async def update_links(tx: aio.Transaction, urls: list[str]) -> None:
+    """Runs when pages are notified."""
+    stored = await stored_pages(tx, urls)
+    groups = Groups(tx, len(urls))
+
+    async def update(url: str) -> None:
+        if not await follow(tx, url, stored[url], groups):
+            await move_links(tx, url, stored[url], groups)
+
+    await asyncio.gather(*map(update, urls))
+    unplaced = [(url, page) for url, page in stored.items() if page.linked is not None]
+    await asyncio.gather(*(place_links(tx, url, page, page.parsed) for url, page in unplaced))
 
 
 observers = [parse, update_group, update_links]

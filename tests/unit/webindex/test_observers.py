@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -237,13 +238,13 @@ def test_a_member_changes_its_keys_while_the_best_member_of_its_group_goes(
     async def overlapping() -> None:
         opened = db._asynchronous
         member, best = opened.transaction(), opened.transaction()
-        await parse.function(member, "http://bb")
-        await parse.function(best, "http://a")
+        await parse.function(member, ["http://bb"])
+        await parse.function(best, ["http://a"])
         await best.commit()
         try:
             await member.commit()
         except percolator.ConflictError:
-            await opened.run(parse.function, "http://bb")
+            await opened.run(parse.function, ["http://bb"])
 
     db._loop_thread.call(overlapping)
     assert list(pipeline.settle()) == ["http://bb"]
@@ -271,13 +272,13 @@ def test_a_link_is_placed_while_another_url_becomes_canonical(
         opened = db._asynchronous
         (second,) = {LINKING, BETTER} - {first}
         winner, loser = opened.transaction(), opened.transaction()
-        await parse.function(winner, first.url)
-        await parse.function(loser, second.url)
+        await parse.function(winner, [first.url])
+        await parse.function(loser, [second.url])
         await winner.commit()
         try:
             await loser.commit()
         except percolator.ConflictError:
-            await opened.run(parse.function, second.url)
+            await opened.run(parse.function, [second.url])
 
     db._loop_thread.call(overlapping)
     assert pipeline.settle()["http://a"].inlinks == (Inlink("http://linking", "x"),)
@@ -301,10 +302,10 @@ def test_links_to_a_popular_page_do_not_keep_its_canonical_url_from_being_writte
 
     async def overlapping() -> None:
         opened = db._asynchronous
-        await opened.run(parse.function, "http://a")  # announces it
+        await opened.run(parse.function, ["http://a"])  # announces it
         moving, placing = opened.transaction(), opened.transaction()
-        await update_links.function(moving, "http://bb")
-        await parse.function(placing, "http://linking/3")
+        await update_links.function(moving, ["http://bb"])
+        await parse.function(placing, ["http://linking/3"])
         await placing.commit()
         await moving.commit()
 
@@ -325,11 +326,11 @@ def test_an_announcement_conflicts_with_whoever_writes_the_canonical_url_without
 
     async def overlapping() -> None:
         opened = db._asynchronous
-        await opened.run(parse.function, "http://a")  # notifies http://bb
+        await opened.run(parse.function, ["http://a"])  # notifies http://bb
         writing, announcing = opened.transaction(), opened.transaction()
-        await update_links.function(writing, "http://bb")
+        await update_links.function(writing, ["http://bb"])
         monkeypatch.setattr(linking, "AT_ONCE_MAX", 0)
-        await update_links.function(announcing, "http://bb")
+        await update_links.function(announcing, ["http://bb"])
         await announcing.commit()
         with pytest.raises(percolator.ConflictError):
             await writing.commit()
@@ -370,14 +371,19 @@ def test_documents_come_change_and_go_between_runs_of_observers(
         take_small_steps(monkeypatch, chance)
     pipeline, crawled = Pipeline(db), Crawled()
     for _ in range(6):
+        changed = set[str]()
         for _ in range(chance.randint(1, 6)):
             url, body = crawled.change(chance)
+            changed.add(url)
             with pipeline.db.transaction() as tx:
                 if body is None:
                     tx.delete(url, tables.body)
                 else:
                     tx.set(url, tables.body, body)
         pipeline.crawled = crawled.documents
+        if chance.random() < 0.5:  # several at once; afterwards, each finds that nothing is left
+            together = partial(db._asynchronous.run, parse.function, sorted(changed))
+            db._loop_thread.call(together)
         pipeline.settle()
 
 
