@@ -80,9 +80,15 @@ class Groups:
         self.visited: set[str] = set()
 
     async def state(self, group: Group) -> State:
-        if group not in self._states:
-            self._learn(group, await self._tx.get(group.row(), tables.state))
+        await self.know([group])
         return self._states[group]
+
+    async def know(self, wanted: Iterable[Group]) -> None:
+        """Reads the states of these groups, in one round trip, so that `state` has them."""
+        unknown = sorted({group for group in wanted if group not in self._states})
+        rows = [group.row() for group in unknown]
+        for row in await self._tx.get_many(groups, rows, [tables.state]) if rows else ():
+            self._learn(Group(*row.key[:2]), row.get(tables.state))
 
     def _learn(self, group: Group, stored: list[Any] | None) -> None:
         """Takes note of a stored state, unless another task of this transaction has read it, and
@@ -100,26 +106,42 @@ class Groups:
 
     async def handle_news(self) -> None:
         for level in range(KEYS):
-            here = [group for group in self._mail if group.level == level]
-            await asyncio.gather(*(self._gather(group, self._mail.pop(group)) for group in here))
+            here = {group: self._mail[group] for group in self._mail if group.level == level}
+            self._mail = {group: self._mail[group] for group in self._mail if group not in here}
+            quiet = [group for group in here if await self._is_quiet(group, here[group])]
+            outdated = await self._messages_outdated({group: here[group] for group in quiet})
+            await asyncio.gather(
+                *(self._gather(group, here[group], outdated.get(group)) for group in quiet)
+            )
         for level in reversed(range(KEYS)):
-            await asyncio.gather(*(self._follow(group) for group in sorted(self._following[level])))
+            following = sorted(self._following[level])
+            await self.know(following)
+            above = (self._states[group].parent(group) for group in following)
+            await self.know(group for group in above if group)
+            await asyncio.gather(*map(self._follow, following))
         for group in sorted(group for level in self._following for group in level):
             await self._write(group)
 
     # ------------------------------------------------------------------ upwards
 
-    async def _gather(self, group: Group, mail: Mapping[Child, Member]) -> None:
-        """Adds up the news of the members."""
-        tx = self._tx
+    async def _is_quiet(self, group: Group, mail: Mapping[Child, Member]) -> bool:
+        """Returns False if another transaction is changing the group: it is left the news."""
         other = changing.get(group)
-        is_busy = other is not None and other is not tx and other.outcome is aio.Outcome.OPEN
+        is_busy = other is not None and other is not self._tx and other.outcome is aio.Outcome.OPEN
         if mail and is_busy:
             await self._leave(group, mail)
-            return
+            return False
         if not is_busy:
-            changing[group] = tx  # set before any await, since many may begin at once
-        stored = await self._messages(group, mail)
+            changing[group] = self._tx  # set before any read, since many may begin at once
+        return True
+
+    async def _gather(
+        self, group: Group, mail: Mapping[Child, Member], stored: list[Row[Any]] | None
+    ) -> None:
+        """Adds up the news of the members. `stored`: the messages that it outdates, if any came."""
+        tx = self._tx
+        if stored is None:
+            stored = await self._messages(group)
         known = await self.state(group)
         if mail and known.documents >= HOT:
             await self._leave(group, mail)
@@ -141,14 +163,29 @@ class Groups:
             await self._tx.set(child.row(group, MESSAGE), tables.message, news)
         await self._tx.notify(group.row(), tables.state)
 
-    async def _messages(self, group: Group, mail: Mapping[Child, Member]) -> list[Row[Any]]:
-        """Messages to a notified group; with news of members, only those that it outdates.
-        `update_group` has been notified of all others. These are read together with the state."""
-        if mail:
-            rows = [group.row(), *(child.row(group, MESSAGE) for child in mail)]
-            state, *found = await self._tx.get_many(groups, rows, [tables.state, tables.message])
-            self._learn(group, state.get(tables.state))
-            return [row for row in found if row]
+    async def _messages_outdated(
+        self, news: Mapping[Group, Mapping[Child, Member]]
+    ) -> dict[Group, list[Row[Any]]]:
+        """The messages that news of members outdates. `update_group` has been notified of all
+        others. They are read together with the states, of all groups in one round trip."""
+        rows = [
+            row
+            for group, mail in news.items()
+            if mail
+            for row in (group.row(), *(child.row(group, MESSAGE) for child in mail))
+        ]
+        found: dict[Group, list[Row[Any]]] = {group: [] for group, mail in news.items() if mail}
+        columns = [tables.state, tables.message]
+        for row in await self._tx.get_many(groups, rows, columns) if rows else ():
+            group = Group(*row.key[:2])
+            if row.key == group.row():
+                self._learn(group, row.get(tables.state))
+            elif row:
+                found[group].append(row)
+        return found
+
+    async def _messages(self, group: Group) -> list[Row[Any]]:
+        """Messages to a notified group."""
         scan = self._tx.scan(
             groups, prefix=(*group, MESSAGE), columns=[tables.message], limit=MESSAGES_MAX
         )

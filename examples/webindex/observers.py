@@ -25,7 +25,7 @@ from examples.webindex import documents, tables
 from examples.webindex.clustering import Groups
 from examples.webindex.documents import Document
 from examples.webindex.exporting import export
-from examples.webindex.group import Child, Group, GroupRow, Member
+from examples.webindex.group import ROOT, Child, Group, GroupRow, Member
 from examples.webindex.linking import follow, move_links, place_links
 from examples.webindex.parsed import Parsed, StoredPage, stored_pages
 from percolator import aio, observes
@@ -83,6 +83,9 @@ async def _finish(tx: aio.Transaction, groups: Groups, known: dict[str, StoredPa
         tx.get_many(tables.serving, unserved),
     )
     found |= known
+    of_interest = [(url, 0) for url in visited] + [(url, ROOT) for url in unserved]
+    pages = [(found[url].parsed, level) for url, level in of_interest]
+    await groups.know(Group(level, page.keys[level]) for page, level in pages if page)
     await asyncio.gather(
         *(follow(tx, url, found[url], groups) for url in visited),
         *(export(tx, row, found[row.key].parsed, groups) for row in rows),
