@@ -34,6 +34,9 @@ PARSED_AT_ONCE = 32
 """Documents that one run parses: it reads and writes for all of them at once. Those of a burst have
 groups and links in common, so of two such runs at a time, one would often lose to the other."""
 UPDATED_AT_ONCE = 16
+FOLLOWED_AT_ONCE = 60
+"""Pages whose links are scanned at the same time. A connection takes 63 calls at a time in frames;
+further ones go over gRPC, which costs more."""
 
 
 @observes(tables.body, batch=PARSED_AT_ONCE, concurrency=1)
@@ -86,10 +89,10 @@ async def _finish(tx: aio.Transaction, groups: Groups, known: dict[str, StoredPa
     of_interest = [(url, 0) for url in visited] + [(url, ROOT) for url in unserved]
     pages = [(found[url].parsed, level) for url, level in of_interest]
     await groups.know(Group(level, page.keys[level]) for page, level in pages if page)
-    await asyncio.gather(
-        *(follow(tx, url, found[url], groups) for url in visited),
-        *(export(tx, row, found[row.key].parsed, groups) for row in rows),
-    )
+    for at in range(0, len(visited), FOLLOWED_AT_ONCE):
+        some = visited[at : at + FOLLOWED_AT_ONCE]
+        await asyncio.gather(*(follow(tx, url, found[url], groups) for url in some))
+    await asyncio.gather(*(export(tx, row, found[row.key].parsed, groups) for row in rows))
 
 
 @observes(tables.canonical, weak=True, batch=UPDATED_AT_ONCE)
