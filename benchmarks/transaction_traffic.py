@@ -29,6 +29,8 @@ CALL_SECONDS = 60.0
 STEPS_PER_FILL = 4_000
 FILLS_IN_FLIGHT = 2
 COLUMN = "balance"
+VALUES = 100
+"""Each of so many balances is that of an equal share of the rows."""
 
 Operation = Callable[[int], Awaitable[None]]
 
@@ -78,7 +80,7 @@ class Traffic:
         async def worker() -> None:
             while portion := list(islice(numbers, STEPS_PER_FILL)):
                 steps = [
-                    CellMutation(table_id, RawWrite.of(row_key(number), commit))
+                    CellMutation(table_id, RawWrite.of(row_key(number), commit, number % VALUES))
                     for number in portion
                 ]
                 answers = await self._engine.env.cells.mutate(steps, self._deadline())
@@ -215,8 +217,8 @@ class RawWrite(CommonStep):
     kind = StepList.KIND_WRITE
 
     @classmethod
-    def of(cls, row: str, commit: int) -> RawWrite:
-        record = WRITE_HEADER.pack(commit - 1, KIND_PUT) + timestamp_bytes(1)
+    def of(cls, row: str, commit: int, value: int = 1) -> RawWrite:
+        record = WRITE_HEADER.pack(commit - 1, KIND_PUT) + timestamp_bytes(value)
         return cls(row.encode(), COLUMN.encode(), record, 0, commit)
 
     def mutation(self) -> Mutation:
@@ -230,6 +232,28 @@ class RawWrite(CommonStep):
             kind=Change.KIND_PUT, space=SPACE_WRITE, timestamp=self.commit, value=self.value
         )
         return step
+
+
+def scans_of_one_percent(address: str, meter: Meter, accounts: Accounts) -> dict[str, Cost]:
+    """Finds, and counts, the rows with one of the balances."""
+    table, balance, wanted = accounts.table, accounts.balance, VALUES - 1
+    costs: dict[str, Cost] = {}
+    with percolator.connect(address) as db, db.snapshot() as snapshot:
+        ways: dict[str, Callable[[], int]] = {
+            "filtered in the client": lambda: sum(
+                row[balance] >= wanted for row in snapshot.scan(table, columns=[balance])
+            ),
+            "filtered by tablet servers": lambda: sum(
+                1 for _ in snapshot.scan(table, columns=[balance], where=balance >= wanted)
+            ),
+            "counted by tablet servers": lambda: snapshot.count(table, where=balance >= wanted),
+        }
+        for name, find in ways.items():
+            with meter.measured(accounts.rows) as cost:
+                found = find()
+            costs[name] = cost
+            _require(found == accounts.rows // VALUES, f"{name}: {found} rows")
+    return costs
 
 
 def threads_read_write(

@@ -23,18 +23,26 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter, truediv
 from pathlib import Path
 from statistics import median
 
 from benchmarks import postgresql
 from benchmarks.postgresql import READ_WRITE, PostgresqlCost
 from benchmarks.report import Report
-from benchmarks.transaction_cost import KINDS, TABLET_SERVERS, Costs, Meter
-from benchmarks.transaction_traffic import Accounts, Traffic, lone_latencies, threads_read_write
+from benchmarks.transaction_cost import KINDS, TABLET_SERVERS, Cost, Costs, Meter
+from benchmarks.transaction_traffic import (
+    Accounts,
+    Traffic,
+    lone_latencies,
+    scans_of_one_percent,
+    threads_read_write,
+)
 from percolator import Limits, aio, tune_garbage_collector
 from percolator.services.local.cluster import LocalCluster
 
 RUNS = 7
+SCAN_RUNS = 3
 SERVERS = 3
 IN_FLIGHT = 1_000
 THREADS = 64
@@ -153,6 +161,33 @@ def run_threads(directory: Path, measured: Measurements) -> None:
         for _ in range(RUNS):
             cost = threads_read_write(cluster.address, meter, ONE, BLOCKING, THREADS)
             measured.costs["threads"].add(cost)
+
+
+def run_scans(directory: Path, report: Report) -> None:
+    """Measures only scans that keep one row of a hundred, in turns."""
+    runs: defaultdict[str, list[Cost]] = defaultdict(list)
+    with LocalCluster(directory, tablet_servers=SERVERS) as cluster:
+        meter = Meter(cluster)
+        asyncio.run(_fill_large(cluster.address, meter))
+        for _ in range(SCAN_RUNS):
+            for name, cost in scans_of_one_percent(cluster.address, meter, LARGE).items():
+                runs[name].append(cost)
+    for measure, of in (
+        ("time", attrgetter("seconds")),
+        ("CPU of all processes", lambda cost: sum(cost.cpu_seconds.values())),
+    ):
+        in_client, *others = ((name, [*map(of, costs)]) for name, costs in runs.items())
+        for name, found in (in_client, *others):
+            report.add(f"a million rows {name}, {measure}", median(found), "s")
+        for name, found in others:
+            ratio = median(map(truediv, in_client[1], found))
+            report.add(f"{in_client[0]} ÷ {name}, {measure}", ratio, "×")
+
+
+async def _fill_large(address: str, meter: Meter) -> None:
+    async with aio.connect(address) as db:
+        await db.create_table(LARGE.table, LARGE.splits(SERVERS))
+        await Traffic(db, meter).fill(LARGE)
 
 
 async def _fill_one(address: str, meter: Meter) -> None:
@@ -337,6 +372,11 @@ def main() -> int:
         action="store_true",
         help="measure only the blocking threads, and write no file",
     )
+    parser.add_argument(
+        "--scans",
+        action="store_true",
+        help="measure only scans with a condition, and write no file (about 2 minutes)",
+    )
     options = parser.parse_args()
     report = Report("transactions")
     measured = Measurements()
@@ -344,6 +384,9 @@ def main() -> int:
     # On a busy machine all of a thousand concurrent transactions are slow and would be logged.
     logging.getLogger("percolator.transactions").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="bench-tx-", dir=options.directory) as directory:
+        if options.scans:
+            run_scans(Path(directory), report)
+            return report.show()
         if options.threads:
             run_threads(Path(directory), measured)
             fill_in_threads(report, measured.costs["threads"])

@@ -17,7 +17,9 @@ from percolator import codecs
 from percolator.codecs import Codec, KeyCodec
 from percolator.codecs.names import COLUMN_BYTES_MAX
 from percolator.codecs.values import after_prefix, require_key_codec
+from percolator.conditions import Condition, compared, listed_operands
 from percolator.errors import InvalidArgument, SchemaError, UsageError
+from percolator.v1.cells_pb2 import RowFilter
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -133,6 +135,44 @@ class Column(Readable[T, R], Generic[T, R]):
         if not isinstance(codec, Codec):
             raise SchemaError(f"a column's codec must be a Codec, got {codec!r}")
         self.codec = codec
+
+    # Conditions, for `where` in scans. `==` compares columns, since they are keys of dictionaries.
+
+    def __lt__(self, value: T) -> Condition:
+        return compared(self, RowFilter.KIND_LESS, (value,))
+
+    def __le__(self, value: T) -> Condition:
+        return compared(self, RowFilter.KIND_AT_MOST, (value,))
+
+    def __gt__(self, value: T) -> Condition:
+        return compared(self, RowFilter.KIND_GREATER, (value,))
+
+    def __ge__(self, value: T) -> Condition:
+        return compared(self, RowFilter.KIND_AT_LEAST, (value,))
+
+    def equals(self, value: T) -> Condition:
+        """Holds for rows with this value in the column."""
+        return compared(self, RowFilter.KIND_EQUAL, (value,))
+
+    def differs_from(self, value: T) -> Condition:
+        """Holds for rows with another value in the column; not for rows without one."""
+        return compared(self, RowFilter.KIND_NOT_EQUAL, (value,))
+
+    def is_in(self, values: Iterable[T]) -> Condition:
+        """Holds for rows with one of these values in the column."""
+        return compared(self, RowFilter.KIND_ONE_OF, listed_operands(values))
+
+    def startswith(self, prefix: T) -> Condition:
+        """Holds for rows whose text, or raw bytes, in the column begin with `prefix`."""
+        return compared(self, RowFilter.KIND_PREFIX, (prefix,))
+
+    def is_null(self) -> Condition:
+        """Holds for rows without a value in the column."""
+        return compared(self, RowFilter.KIND_NULL, ())
+
+    def is_not_null(self) -> Condition:
+        """Holds for rows with a value in the column."""
+        return compared(self, RowFilter.KIND_NOT_NULL, ())
 
     def __repr__(self) -> str:
         return f"Column({self.table.name!r}, {self.name!r}, {self.codec!r})"

@@ -11,26 +11,21 @@ timestamp waits together with the first read, at whichever cell.
 from __future__ import annotations
 
 import asyncio
-import inspect
-import sys
 from asyncio import get_running_loop
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Awaitable,
-    Callable,
     Coroutine,
     Iterable,
     Mapping,
     Sequence,
 )
 from contextlib import aclosing, nullcontext
-from functools import wraps
-from itertools import islice
-from types import CodeType, FrameType
-from typing import Any, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import Any, Protocol, TypeVar, overload
 
 from percolator.aio.admission import Calls
+from percolator.aio.awaits import Awaits, must_be_awaited
 from percolator.aio.engine import Engine
 from percolator.arguments import (
     COLUMNS_MAX,
@@ -42,6 +37,7 @@ from percolator.arguments import (
     require_table,
     require_whole,
 )
+from percolator.conditions import Condition, Judge, require_condition
 from percolator.errors import (
     CellAddress,
     InvalidArgument,
@@ -49,9 +45,15 @@ from percolator.errors import (
     UsageError,
     harmless,
 )
-from percolator.observers.time_limits import ClusterWaits
 from percolator.protocol.environment import Statistics
-from percolator.protocol.read import FoundRow, LockResolver, read_rows, scan_pages
+from percolator.protocol.read import (
+    FoundRow,
+    LockResolver,
+    count_rows,
+    only_columns,
+    read_rows,
+    scan_pages,
+)
 from percolator.protocol.write_set import WriteSet
 from percolator.retries import Attempts
 from percolator.routing.catalog import TableInfo
@@ -67,7 +69,6 @@ from percolator.routing.cells import (
 from percolator.schema import (
     Column,
     Columns,
-    Family,
     Readable,
     Row,
     Table,
@@ -80,183 +81,9 @@ from percolator.schema import (
 from percolator.timestamps import NEWEST, Timestamp
 from percolator.v1.tabletserver_pb2 import RowRead
 
-# Calls that must be awaited.
-#
-# A write only fills a buffer, so it takes effect at the call. Other calls have to be awaited:
-# without `await`, Python only makes a coroutine, and a commit would leave out its work. So
-# `must_be_awaited` notes each call. A commit is refused if one has not begun, or is still running.
-
 K = TypeVar("K")
 T = TypeVar("T")
 D = TypeVar("D")
-R = TypeVar("R")
-M = TypeVar("M", bound=Callable[..., Coroutine[Any, Any, Any]])
-
-_PRUNE_FROM = 64
-_TURNS = 3
-"""Turns of the event loop until a cancelled call has ended, even a gathered one."""
-
-
-async def timed(waits: ClusterWaits, call: Coroutine[Any, Any, R]) -> R:
-    """A call of an observer's run, whose time is counted."""
-    with waits.call():
-        return await call
-
-
-_Call: TypeAlias = tuple[Any, CodeType, int, str]
-"""A coroutine, the code and the instruction that made it, and the name of the function that was
-called (empty for a method of the transaction). The frame would keep all its variables alive."""
-
-
-def _is_unfinished(coroutine: Any) -> bool:  # noqa: ANN401 - a coroutine, with its frame
-    """True if it has not begun, or waits for something. A function that joined the transaction and
-    calls the commit is not: it is running now, and no other coroutine is."""
-    return coroutine.cr_frame is not None and not coroutine.cr_running
-
-
-def _has_begun(coroutine: Any) -> bool:  # noqa: ANN401 - see above
-    return inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED
-
-
-def _as_error(called: _Call, owner: str, end: str) -> UsageError:
-    """`end`: what becomes of it, such as that nothing is committed."""
-    coroutine, code, instruction, name = called
-    method = _method(coroutine)
-    name = name or f"{owner}.{method.__name__}"
-    given = method.cr_frame.f_locals
-    shown = [_shown(given[one]) for one in ("table", "row", "column") if one in given]
-    line = next(islice(code.co_positions(), instruction // 2, None))[0]
-    call = f"{name}({', '.join(shown) or '...'})"
-    place = f"{code.co_filename}:{line}"
-    if _has_begun(coroutine):
-        return UsageError(f"{call} at {place} is still running, so {end}: await it first")
-    return UsageError(
-        f"{call} at {place} was called without await, so it has done nothing, and {end}: "
-        f"write await {name}(...)"
-    )
-
-
-def _method(call: Any) -> Any:  # noqa: ANN401 - a coroutine, with its frame
-    """The coroutine of the method itself, if the call is timed."""
-    return call.cr_frame.f_locals["call"] if call.cr_code is timed.__code__ else call
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, Table):
-        return f"table {value.name!r}"
-    if isinstance(value, Column):
-        return f"{value.table.name!r}:{value.name.decode(errors='replace')!r}"
-    if isinstance(value, Family):
-        return f"{value.table.name!r}:{value.prefix.decode(errors='replace')!r}"
-    return f"{value!r:.100}"
-
-
-class Awaits:
-    """Base of transactions and the like, which note the calls that have not ended."""
-
-    _called = "tx"
-    """Its name in errors."""
-    _end_of_unfinished = "nothing is committed"
-    _waits: ClusterWaits | None = None
-    """Counts the time of its calls, if it belongs to an observer's run."""
-    _calls: list[_Call] | None = None
-    _prune_at = _PRUNE_FROM
-
-    def _is_over(self) -> bool:
-        """True once it has ended, so that no commit would leave a call out."""
-        return False
-
-    def _note_call(self, call: Any, frame: FrameType, name: str = "") -> None:  # noqa: ANN401 - a coroutine
-        """Notes a call, made in this frame, that has to end before the commit."""
-        calls = self._calls
-        if calls is None:
-            calls = self._calls = []
-        elif len(calls) >= self._prune_at:
-            calls = self._calls = [one for one in calls if one[0].cr_frame is not None]
-            self._prune_at = max(_PRUNE_FROM, 2 * len(calls))
-        calls.append((call, frame.f_code, frame.f_lasti, name))
-
-    def _note_function(self, call: Any, frame: FrameType) -> None:  # noqa: ANN401 - a coroutine
-        """Notes the call of a function that was given this transaction. `frame` is that of the
-        wrapper of the function."""
-        if not self._is_over():
-            # The body of a recipe's method is private: the error has to name the method.
-            method = frame.f_code.co_qualname
-            is_body = call.__name__.startswith("_") and "<locals>" not in method
-            name = method if is_body else call.__qualname__.rpartition("<locals>.")[2]
-            self._note_call(call, frame.f_back or frame, name)
-
-    def _unfinished(self) -> _Call | None:
-        for call in self._calls or ():
-            if _is_unfinished(call[0]):
-                return call
-        return None
-
-    async def _forgotten(self) -> UsageError | None:
-        """The error for a call that has not ended. Calls that were cancelled are given time to end,
-        and tasks that were created time to begin."""
-        for _ in range(_TURNS):
-            if self._unfinished() is None:
-                return None
-            await asyncio.sleep(0)
-        call = self._unfinished()
-        return None if call is None else _as_error(call, self._called, self._end_of_unfinished)
-
-    async def _leave_block(
-        self,
-        kind: type[BaseException] | None,
-        leave: Callable[[type[BaseException] | None], Awaitable[None]],
-    ) -> None:
-        """Ends a block by `leave`, and raises the error for a forgotten call, unless the block has
-        failed: then its own error says more."""
-        forgotten = None
-        try:
-            if kind is None:
-                forgotten = await self._forgotten()
-        finally:
-            await leave(kind)
-        if forgotten is not None:
-            raise forgotten
-
-    def _forget_calls(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Closes the calls that have not begun, at the end: Python would warn of each of them,
-        next to the error that says more. Tasks that were created may still begin, and see that the
-        transaction has ended. Works in any thread."""
-        calls, self._calls = self._calls, None
-        if calls and not loop.is_closed():
-            forgotten = [one[0] for one in calls if _is_unfinished(one[0])]
-            if forgotten:
-                loop.call_soon_threadsafe(_close, forgotten)
-
-
-def _close(calls: list[Any]) -> None:
-    for call in calls:
-        if not _has_begun(call):
-            _method(call).close()
-            call.close()
-
-
-def must_be_awaited(method: M) -> M:
-    """A method that does nothing before it is awaited: a forgotten `await` is an error."""
-
-    @wraps(method)
-    def call(
-        self: Awaits,
-        /,
-        *arguments: Any,  # noqa: ANN401 - the method's
-        **keywords: Any,  # noqa: ANN401 - the method's
-    ) -> Coroutine[Any, Any, Any]:
-        made = method(self, *arguments, **keywords)
-        if self._waits is not None:
-            made = timed(self._waits, made)
-        if not self._is_over():
-            self._note_call(made, sys._getframe(1))
-        return made
-
-    return cast(M, call)
-
-
-# Reads at one timestamp.
 
 _NOTHING = FoundCell(0, None)
 _NO_WRITES: Mapping[bytes, bytes | None] = {}
@@ -787,37 +614,21 @@ class Reader:
         prefix: K | None,
         columns: Columns | None,
         *,
+        where: Condition | None = None,
         reverse: bool = False,
         limit: int | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[list[FoundRow], None]:
         """Yields the stored rows and cells of a range, in the pages in which they arrive."""
-        deadline = self.deadline(timeout)
         if limit is not None:
             require_whole(limit, "limit", least=0)
         require_bool(reverse, "reverse")
-        require_table(table)
-        first, last = stored_range(table, start, end, prefix)
-        names, prefixes = stored_names(table, columns)
-        if not (names is None or names or prefixes):
-            # Rows without a value in them are left out, so there would never be any.
-            raise InvalidArgument("columns", "is empty; omit it to read all columns")
-        info = await self.info(table, deadline)
-        info.codecs.require(table, columns)
-        if self.late:
-            await self.late.settle(deadline)
-        if limit == 0 or (last and first >= last):
+        bounds = (start, end, prefix)
+        request = await self._range(table, bounds, columns, where, timeout, is_empty=limit == 0)
+        if request is None:
             return
-        request = RangeRequest(
-            info.table_id,
-            first,
-            last,
-            None if names is None else tuple(names),
-            self.start or await self.begin(deadline),
-            reverse,
-            limit or 0,
-            prefixes=prefixes,
-        )
+        request = request._replace(reverse=reverse, row_limit=limit or 0)
+        shown = None if columns is None else stored_names(table, columns)
         seconds = timeout or self.timeout_seconds
         left = limit
         engine = self.engine
@@ -825,6 +636,8 @@ class Reader:
         async with aclosing(pages):
             async for page in pages:
                 self.require_open()
+                if where is not None and shown is not None:
+                    page = only_columns(page, *shown)
                 rows = page[:left]
                 if rows:
                     yield rows
@@ -832,6 +645,74 @@ class Reader:
                     left -= len(rows)
                     if left <= 0:
                         return
+
+    async def count(
+        self,
+        table: Table[K],
+        bounds: tuple[K | None, K | None, K | None],
+        where: Condition | None,
+        timeout: float | None,
+    ) -> int:
+        """The number of rows of a range, without reading them all into this process."""
+        columns: Columns | None = None
+        if where is not None:
+            require_condition(where, "where")
+            if not Judge(where.message).keeps_empty:
+                columns = ()  # nor need any other column be looked at
+        request = await self._range(table, bounds, columns, where, timeout)
+        if request is None:
+            return 0
+        seconds = timeout or self.timeout_seconds
+        engine = self.engine
+        found = await count_rows(
+            engine.env, engine.cleanup, request, self._own, seconds, self.statistics
+        )
+        self.require_open()
+        return found
+
+    async def _range(
+        self,
+        table: Table[K],
+        bounds: tuple[K | None, K | None, K | None],
+        columns: Columns | None,
+        where: Condition | None,
+        timeout: float | None,
+        *,
+        is_empty: bool = False,
+    ) -> RangeRequest | None:
+        """The request for the rows between `bounds` (start, end and prefix); None if there are
+        none."""
+        deadline = self.deadline(timeout)
+        require_table(table)
+        first, last = stored_range(table, *bounds)
+        names, prefixes = stored_names(table, columns)
+        judge = None
+        if where is not None:
+            require_condition(where, "where")
+            asked, _ = stored_names(table, where.columns)
+            if names is not None:
+                names = list(dict.fromkeys(names + (asked or [])))
+            judge = Judge(where.message, "where")
+        if not (names is None or names or prefixes):
+            # Rows without a value in them are left out, so there would never be any.
+            raise InvalidArgument("columns", "is empty; omit it to read all columns")
+        info = await self.info(table, deadline)
+        info.codecs.require(table, columns)
+        if where is not None:
+            info.codecs.require(table, where.columns)
+        if self.late:
+            await self.late.settle(deadline)
+        if is_empty or (last and first >= last):
+            return None
+        return RangeRequest(
+            info.table_id,
+            first,
+            last,
+            None if names is None else tuple(names),
+            self.start or await self.begin(deadline),
+            prefixes=prefixes,
+            judge=judge,
+        )
 
 
 def _row_of(
@@ -943,6 +824,7 @@ class Reads(Awaits):
         end: K | None = None,
         prefix: K | None = None,
         columns: Columns | None = None,
+        where: Condition | None = None,
         reverse: bool = False,
         limit: int | None = None,
         timeout: float | None = None,
@@ -950,10 +832,12 @@ class Reads(Awaits):
         """Yields the rows from `start` (inclusive) to `end` (exclusive), in order or in reverse.
 
         With a `prefix`, only rows whose keys begin with it: `start` says where to continue in them.
-        The time-out applies to each page. Rows without a value in `columns` are left out.
+        The time-out applies to each page. Rows without a value in `columns` are left out. `where`
+        keeps the rows that match a condition; tablet servers judge it, and send the others not.
 
         >>> async for row in snapshot.scan(accounts, prefix="b", columns=[balance]):
         ...     print(row.key, row[balance])
+        >>> rich = snapshot.scan(accounts, where=(balance >= 1000) & owner.startswith("B"))
         """
         pages = self.scan_pages(
             table,
@@ -961,6 +845,7 @@ class Reads(Awaits):
             end=end,
             prefix=prefix,
             columns=columns,
+            where=where,
             reverse=reverse,
             limit=limit,
             timeout=timeout,
@@ -972,6 +857,23 @@ class Reads(Awaits):
                     self._reader.require_not_ended()
                     yield row
 
+    @must_be_awaited
+    def count(
+        self,
+        table: Table[K],
+        *,
+        start: K | None = None,
+        end: K | None = None,
+        prefix: K | None = None,
+        where: Condition | None = None,
+        timeout: float | None = None,
+    ) -> Coroutine[Any, Any, int]:
+        """The number of rows that `scan` would yield. Tablet servers count them.
+
+        >>> await tx.count(accounts, where=balance >= 1000)
+        """
+        return self._reader.count(table, (start, end, prefix), where, timeout)
+
     async def scan_pages(
         self,
         table: Table[K],
@@ -980,6 +882,7 @@ class Reads(Awaits):
         end: K | None = None,
         prefix: K | None = None,
         columns: Columns | None = None,
+        where: Condition | None = None,
         reverse: bool = False,
         limit: int | None = None,
         timeout: float | None = None,
@@ -988,7 +891,15 @@ class Reads(Awaits):
         reader = self._reader
         columns = None if columns is None else listed_columns(columns)
         pages = reader.found_pages(
-            table, start, end, prefix, columns, reverse=reverse, limit=limit, timeout=timeout
+            table,
+            start,
+            end,
+            prefix,
+            columns,
+            where=where,
+            reverse=reverse,
+            limit=limit,
+            timeout=timeout,
         )
         async with aclosing(pages):
             while True:

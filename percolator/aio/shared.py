@@ -24,8 +24,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
+from percolator.aio.awaits import Awaits, must_be_awaited
 from percolator.aio.engine import Engine
-from percolator.aio.reader import Awaits, must_be_awaited
 from percolator.aio.transaction import DONE, Later, LateWrites, Written
 from percolator.arguments import as_timestamp, require_seconds
 from percolator.errors import (

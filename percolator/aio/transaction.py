@@ -25,8 +25,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
 
+from percolator.aio.awaits import must_be_awaited, timed
 from percolator.aio.engine import Engine
-from percolator.aio.reader import Reader, Reads, must_be_awaited, timed
+from percolator.aio.reader import Reader, Reads
 from percolator.arguments import require_bool, require_seconds
 from percolator.errors import (
     CellAddress,

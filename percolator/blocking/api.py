@@ -34,6 +34,7 @@ from percolator.blocking import loop_thread
 from percolator.blocking.loop_thread import LoopCalls, LoopThread, Wrapper
 from percolator.changes import Change, ChangePage
 from percolator.codecs.values import SplitPoint
+from percolator.conditions import Condition
 from percolator.errors import OutcomeUnknown, PercolatorError, UsageError, not_picklable
 from percolator.limits import Limits
 from percolator.observers import worker as asynchronous_worker
@@ -194,6 +195,7 @@ class Reads(Wrapper[S]):
         end: K | None = None,
         prefix: K | None = None,
         columns: Columns | None = None,
+        where: Condition | None = None,
         reverse: bool = False,
         limit: int | None = None,
         timeout: float | None = None,
@@ -201,10 +203,12 @@ class Reads(Wrapper[S]):
         """Yields the rows from `start` (inclusive) to `end` (exclusive), in order or in reverse.
 
         With a `prefix`, only rows whose keys begin with it: `start` says where to continue in them.
-        The time-out applies to each page. Rows without a value in `columns` are left out.
+        The time-out applies to each page. Rows without a value in `columns` are left out. `where`
+        keeps the rows that match a condition; tablet servers judge it, and send the others not.
 
         >>> for row in snapshot.scan(accounts, prefix="b", columns=[balance]):
         ...     print(row.key, row[balance])
+        >>> rich = snapshot.scan(accounts, where=(balance >= 1000) & owner.startswith("B"))
         """
         # By hand: pages are asked for in the event loop, and rows are yielded in this thread.
         self._check()
@@ -214,6 +218,7 @@ class Reads(Wrapper[S]):
             end=end,
             prefix=prefix,
             columns=columns,
+            where=where,
             reverse=reverse,
             limit=limit,
             timeout=timeout,
@@ -225,6 +230,32 @@ class Reads(Wrapper[S]):
                     # Rows that were read ahead must not be used after the end.
                     self._asynchronous.require_not_ended()
                     yield row
+
+    def count(
+        self,
+        table: Table[K],
+        *,
+        start: K | None = None,
+        end: K | None = None,
+        prefix: K | None = None,
+        where: Condition | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """The number of rows that `scan` would yield. Tablet servers count them.
+
+        >>> tx.count(accounts, where=balance >= 1000)
+        """
+        return self._call(
+            partial(
+                self._asynchronous.count,
+                table,
+                start=start,
+                end=end,
+                prefix=prefix,
+                where=where,
+                timeout=timeout,
+            )
+        )
 
 
 class Snapshot(Reads[aio.Snapshot]):

@@ -13,11 +13,14 @@ row has more such locks, the rest are removed, or pushed one by one.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
 from contextlib import aclosing
+from itertools import compress
 from typing import TypeVar
 
-from percolator.errors import DeadlineExceeded
+from percolator.codecs.readable import quoted
+from percolator.conditions import Judge
+from percolator.errors import DeadlineExceeded, SchemaError
 from percolator.formats.records import (
     KIND_PUT,
     START_TIMESTAMP_BYTES,
@@ -36,6 +39,7 @@ from percolator.routing.cells import (
     RangeRequest,
     RowRequest,
     RowResult,
+    wants,
 )
 from percolator.routing.range_scan import JoinedPage, SentPage
 from percolator.v1.tabletserver_pb2 import RowRead
@@ -282,6 +286,37 @@ async def scan_pages(
     statistics: Statistics,
 ) -> AsyncGenerator[list[FoundRow], None]:
     """Yields the rows of the range in order, in pages. The timeout applies to each page."""
+    pages = _counted_pages(env, cleanup, request, own, timeout_seconds, statistics)
+    async with aclosing(pages):
+        async for page, _ in pages:
+            yield page
+
+
+async def count_rows(
+    env: Environment,
+    cleanup: Cleanup,
+    request: RangeRequest,
+    own: WriteSet | None,
+    timeout_seconds: float,
+    statistics: Statistics,
+) -> int:
+    """Counts the rows of the range. The timeout applies to each page."""
+    pages = _counted_pages(
+        env, cleanup, request._replace(counts=True), own, timeout_seconds, statistics
+    )
+    async with aclosing(pages):
+        return sum([len(page) + counted async for page, counted in pages])
+
+
+async def _counted_pages(
+    env: Environment,
+    cleanup: Cleanup,
+    request: RangeRequest,
+    own: WriteSet | None,
+    timeout_seconds: float,
+    statistics: Statistics,
+) -> AsyncGenerator[tuple[list[FoundRow], int], None]:
+    """Yields rows, and how many others were counted."""
 
     def begin(request: RangeRequest) -> AsyncGenerator[RangePage, None]:
         return env.cells.scan(request, timeout_seconds)
@@ -289,22 +324,98 @@ async def scan_pages(
     async with aclosing(pages_past_locks(begin, request, cleanup)) as pages:
         async for page in pages:
             statistics.round_trips += 1
-            rows = page.rows
+            rows, counted = page.rows, page.counted
             statistics.rows_read += len(rows)
+            timestamp, deadline = request.timestamp, env.now() + timeout_seconds
             if page.locks:
-                timestamp, deadline = request.timestamp, env.now() + timeout_seconds
                 resolver = LockResolver(env, cleanup, timestamp, deadline, statistics)
                 rows = await _without_locks(resolver, request, page)
-            written = None
+            is_laid_over = False
             if own is not None and own.cells:
                 written = own.rows(request.table_id, page.start, page.end)
+                is_laid_over = bool(written)
+                if request.judge is not None or request.counts:
+                    left_out = [row for row in written if row not in rows]
+                    for at in range(0, len(left_out), _WRITTEN_AT_ONCE):
+                        some = {row: written.pop(row) for row in left_out[at:][:_WRITTEN_AT_ONCE]}
+                        read = [_read_of(request, row) for row in some]
+                        answers = await read_rows(env, cleanup, read, deadline, statistics)
+                        counted += _lay_over_left_out(rows, some, answers, request)
                 _lay_over(rows, written, request)
-            if page.locks or written:
-                found = [(row, cells) for row, cells in rows.items() if cells]
+            found = list(rows.items())
+            if page.locks or is_laid_over:
+                found = [(row, cells) for row, cells in found if cells]
                 found.sort(key=_row_of, reverse=request.reverse)
-                yield found
-            else:
-                yield list(rows.items())
+            if request.judge is None:
+                yield found, counted
+                continue
+            found, error = _judged(found, request.judge)
+            yield found, counted
+            if error is not None:
+                raise error
+
+
+_WRITTEN_AT_ONCE = 256
+
+
+def _lay_over_left_out(
+    rows: dict[bytes, dict[bytes, FoundCell]],
+    written: dict[bytes, dict[bytes, tuple[int, bytes]]],
+    stored: Sequence[RowResult],
+    request: RangeRequest,
+) -> int:
+    """Adds rows that the transaction has written, and that are not in the page: the server may have
+    left them out, and an own write may make them match. Returns what it changes in the server's
+    count, which is of the rows as they are stored."""
+    found = {row: one.found for row, one in zip(written, stored, strict=True)}
+    counted = 0
+    if request.counts:
+        before = [(row, cells) for row, cells in found.items() if cells]
+        counted = len(_judged(before, request.judge)[0])
+    _lay_over(found, written, request)
+    after, error = _judged([*found.items()], request.judge)
+    # If one cannot be judged, it is an error only if the scan comes to it.
+    rows |= found if error is not None else after
+    return -counted
+
+
+def _judged(
+    found: list[FoundRow], judge: Judge | None
+) -> tuple[list[FoundRow], SchemaError | None]:
+    """The rows that the condition keeps, up to the first one that cannot be judged, and why not.
+
+    A server leaves out only what cannot match, and a row store nothing at all.
+    """
+    if judge is None:
+        return found, None
+    cells = {name: [_value_of(row, name) for _, row in found] for name in judge.columns}
+    kept, unreadable = judge.judged(cells, len(found))
+    error = None
+    if unreadable:
+        first = min(unreadable)
+        row, values = found[first]
+        try:
+            judge.keeps_row({name: _value_of(values, name) for name in judge.columns})
+        except SchemaError as why:
+            error = SchemaError(f"where, in row {quoted(row)}: {why.message}")
+        found = found[:first]
+    return [*compress(found, kept)], error
+
+
+def only_columns(
+    page: list[FoundRow], names: list[bytes] | None, prefixes: tuple[bytes, ...]
+) -> list[FoundRow]:
+    """The page without columns that only the condition has asked for."""
+    rows = [
+        (row, {name: cell for name, cell in cells.items() if wants(name, names, prefixes)})
+        for row, cells in page
+    ]
+    return [(row, cells) for row, cells in rows if cells]
+
+
+def _value_of(cells: Mapping[bytes, FoundCell], column: bytes) -> bytes | None:
+    cell = cells.get(column)
+    return None if cell is None else cell.value
 
 
 def without_locks_of(page: CellPage, starts: Set[int]) -> CellPage:
@@ -350,25 +461,27 @@ async def _without_locks(
             answer = blocked[lock.row] = RowResult()
             answer.found = rows.get(lock.row, {})
         answer.locks.append(lock)
-    again = [
-        RowRequest(
-            request.table_id,
-            RowRead(
-                row=row,
-                columns=request.columns,
-                all_columns=request.all_columns,
-                timestamp=request.timestamp,
-                report_deletes=request.report_deletes,
-                column_prefixes=request.prefixes,
-            ),
-        )
-        for row in blocked
-    ]
+    again = [_read_of(request, row) for row in blocked]
     answers = list(blocked.values())
     await resolver.read_past(again, answers)
     for row, answer in zip(blocked, answers, strict=True):
         rows[row] = answer.found
     return rows
+
+
+def _read_of(request: RangeRequest, row: bytes) -> RowRequest:
+    """The read of one row that finds what the scan finds in it."""
+    return RowRequest(
+        request.table_id,
+        RowRead(
+            row=row,
+            columns=request.columns,
+            all_columns=request.all_columns,
+            timestamp=request.timestamp,
+            report_deletes=request.report_deletes,
+            column_prefixes=request.prefixes,
+        ),
+    )
 
 
 def _lay_over(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
+from percolator.conditions import Judge
 from percolator.errors import (
     CellAddress,
     InvalidArgument,
@@ -220,6 +221,11 @@ class RangeRequest(NamedTuple):
     """Start timestamps of locks that are known not to affect this scan."""
     joined: bool = False
     """The caller can do without commit timestamps: a page may be a `JoinedPage`."""
+    judge: Judge | None = None
+    """Rows that it does not keep may be left out of a page, unless they have a lock in the way or a
+    value that cannot be read. Its columns are among those of the request."""
+    counts: bool = False
+    """Rows that are kept may be counted instead, with the same exceptions."""
 
     @property
     def all_columns(self) -> bool:
@@ -243,6 +249,8 @@ class RangePage(NamedTuple):
     start: bytes
     end: bytes
     """The page covers all of [start, end); an empty end means to the last row."""
+    counted: int = 0
+    """Rows that are not in `rows`, since they were to be counted."""
 
 
 class CellPage(NamedTuple):
@@ -260,6 +268,7 @@ class CellPage(NamedTuple):
     locks: list[Cell]
     start: bytes
     end: bytes
+    counted: int = 0
 
     def by_row(self) -> RangePage:
         """The page with an object for each cell."""
@@ -273,7 +282,7 @@ class CellPage(NamedTuple):
                 cells = rows[row] = {}
                 last = row
             cells[column] = FoundCell(commit, None if place in deletes else value)
-        return RangePage(rows, self.locks, self.start, self.end)
+        return RangePage(rows, self.locks, self.start, self.end, self.counted)
 
 
 class StoredChange(NamedTuple):

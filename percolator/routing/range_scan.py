@@ -289,6 +289,8 @@ class RangeScan:
             report_deletes=request.report_deletes,
             column_prefixes=request.prefixes,
             joined=request.joined and not request.row_limit,
+            filter=None if request.judge is None else request.judge.message,
+            count=request.counts,
         )
 
     def _page(
@@ -316,6 +318,7 @@ class RangeScan:
             [blocking.lock for blocking in response.locks],
             start,
             end,
+            response.counted,
         )
 
     def _joined_page(self, joined: pb.JoinedCells, start: bytes, end: bytes) -> JoinedPage:

@@ -5,18 +5,38 @@ from __future__ import annotations
 import asyncio
 import sys
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Container, Iterable, Iterator
+from collections import Counter
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Container,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate, chain, compress, islice, repeat
+from operator import and_, gt, itemgetter, or_
 from typing import Any
 
+from percolator.codecs.readable import quoted
+from percolator.conditions import Judge, necessary
 from percolator.errors import InvalidArgument, InvariantViolation
-from percolator.formats.records import START_TIMESTAMP_BYTES, too_old
+from percolator.formats.records import (
+    KIND_DELETE,
+    KIND_LOCK_ONLY,
+    KIND_PUT,
+    START_TIMESTAMP_BYTES,
+    WRITE_HEADER_BYTES,
+    WRITE_KIND_OFFSET,
+    too_old,
+)
 from percolator.tablet.cells import (
     LOCK,
     NOTIFY,
     PREFIX_OF_SPACE,
+    TIMESTAMP_BYTES,
     CellKey,
     ColumnEncoder,
     D,
@@ -35,7 +55,9 @@ from percolator.tablet.state import (
     closed,
 )
 from percolator.tablet.visible_cells import (
+    RUN_VALUE_BYTES_MAX,
     LockReader,
+    VisibleCells,
     VisibleRuns,
     Walked,
     chosen_columns,
@@ -58,19 +80,24 @@ def join_cells(
     For readers that make blocks of them anyway, this costs either side a fraction of lists: neither
     has to make or read a field of a message for each value.
     """
-    if not rows:
+    width = _width(rows, columns)
+    if not width:
         return False
-    width = next((at for at, row in enumerate(rows) if row != rows[0]), len(rows))
-    names = columns[:width]
-    distinct = rows[::width]
-    if columns != [*names] * len(distinct):
-        return False
-    if any(rows[at::width] != distinct for at in range(1, width)):
-        return False
-    _join(distinct, found.rows)
-    for at, name in enumerate(names):
+    _join(rows[::width], found.rows)
+    for at, name in enumerate(columns[:width]):
         _join(values[at::width], found.columns.add(name=name).values)
     return True
+
+
+def _width(rows: list[bytes], columns: list[bytes]) -> int:
+    """How many columns each row has, if all have the same ones; else 0."""
+    if not rows:
+        return 0
+    width = next((at for at, row in enumerate(rows) if row != rows[0]), len(rows))
+    distinct = rows[::width]
+    if columns != columns[:width] * len(distinct):
+        return 0
+    return width if all(rows[at::width] == distinct for at in range(1, width)) else 0
 
 
 def _join(values: list[bytes], found: pb.JoinedBytes) -> None:
@@ -79,6 +106,69 @@ def _join(values: list[bytes], found: pb.JoinedBytes) -> None:
         offsets.byteswap()
     found.block = b"".join(values)
     found.offsets = offsets.tobytes()
+
+
+SIFTED_MIN = 8
+"""Sifting goes on while at most one of so many entries may match."""
+
+
+def _looked_at(
+    storage: Storage[Any], first: bytes, stop: bytes, entries: int
+) -> tuple[list[bytes], list[bytes]]:
+    """The next entries. What was committed after the page's view was made is in none of its rows:
+    only they are read in that view."""
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    for key, value in islice(storage.iterate(first, stop), entries):
+        keys.append(key)
+        values.append(value)
+        if len(value) > RUN_VALUE_BYTES_MAX:
+            break  # a thousand of them may be gigabytes
+    return keys, values
+
+
+def may_match(
+    sieve: Sequence[tuple[bytes, Judge]], keys: list[bytes], values: list[bytes]
+) -> list[int]:
+    """The places of entries whose value may match, in order: of any version of its cell."""
+    kinds = [*map(itemgetter(WRITE_KIND_OFFSET), values)]
+    found: set[int] = set()
+    if {*kinds} == {KIND_PUT}:
+        puts: Sequence[bool] | None = None
+    else:
+        puts = [kind == KIND_PUT for kind in kinds]
+        no_values = (KIND_PUT, KIND_DELETE, KIND_LOCK_ONLY)
+        found.update(at for at, kind in enumerate(kinds) if kind not in no_values)
+    for column, judge in sieve:
+        end = -len(column) - TIMESTAMP_BYTES
+        own = [key[end:-TIMESTAMP_BYTES] == column for key in keys]
+        if puts is not None:
+            own = [*map(and_, own, puts)]
+        places = range(len(keys)) if all(own) else [*compress(range(len(keys)), own)]
+        bodies = [values[at][WRITE_HEADER_BYTES:] for at in places]
+        kept, unreadable = judge.judged({judge.columns[0]: bodies}, len(bodies))
+        found.update(compress(places, kept), (places[at] for at in unreadable))
+    return sorted(found)
+
+
+def _columns_of(
+    judge: Judge, distinct: list[bytes], width: int, cells: VisibleCells
+) -> dict[bytes, Sequence[bytes | None]]:
+    """The values that a condition asks about, of each of these rows. `width`: as `_width` says."""
+    if width:
+        names, nothing = cells.columns[:width], [None] * len(distinct)
+        return {
+            name: cells.values[names.index(name) :: width] if name in names else nothing
+            for name in judge.columns
+        }
+    place = {row: at for at, row in enumerate(distinct)}
+    found: dict[bytes, list[bytes | None]] = {
+        name: [None] * len(distinct) for name in judge.columns
+    }
+    for row, column, value in zip(cells.rows, cells.columns, cells.values, strict=True):
+        if column in found:
+            found[column][place[row]] = value
+    return {**found}
 
 
 LOCKS_LOOKED_AT_MAX = 4096
@@ -101,6 +191,13 @@ class ScanPlan:
     """The limit of one page."""
     bytes_max: int
     """The limit of one page; the row that exceeds it is still part of the page."""
+    judge: Judge | None = None
+    """Rows that it does not keep are left out of pages that are complete otherwise."""
+    counts: bool = False
+    """Rows are counted instead of returned."""
+    sieve: tuple[tuple[bytes, Judge], ...] = ()
+    """Encoded columns, each with a condition on it alone: of a row that `judge` keeps, an entry
+    matches one of them. Empty if that cannot be said."""
 
 
 class ScanPage:
@@ -122,7 +219,7 @@ class ScanPage:
         self.rows_max = rows_max
         self.bytes_max = plan.bytes_max
         self.rows = 0
-        """Rows with a cell or a lock in the way."""
+        """Rows with a cell or a lock in the way: once the page is read, those that it returns."""
         self.rest: tuple[bytes, bytes] | None = None
         """The range that remains after the page."""
         self._locks = LockReader(state.storage, state.mirror, plan.timestamp, plan.passed).in_rows(
@@ -137,6 +234,8 @@ class ScanPage:
         self._lock_rows = list(dict.fromkeys(row for row, _, _ in self._locks.records))
         self._locks_counted = 0
         self._full_before = b""
+        self._sifted = 0
+        """Entries that were looked at besides those of rows that were read."""
         # The mirror comes first, and there must be no await between it and the cursor.
         self._cursor = state.storage.cursor()
         self.lifetimes = state.lifetimes
@@ -166,6 +265,11 @@ class ScanPage:
 
     async def _forwards(self, first: bytes, stop: bytes) -> None:
         cells, limits = self._cells, self._state.limits
+        if self._plan.sieve and not self._lock_rows:
+            after = await self._sift(first, stop)
+            if after is None:
+                return
+            first = after
         cells.seek(first)
         while (walked := self._walk(stop)) is Walked.SLICE:
             await self._pause()
@@ -176,6 +280,50 @@ class ScanPage:
                 self.rest = self._after(cells.row)
         if walked is Walked.FULL:
             self.rest = self._from(self._full_before)
+
+    async def _sift(self, first: bytes, stop: bytes) -> bytes | None:
+        """Looks at the values of all entries first, whatever their versions, and reads only rows in
+        which one may match. Returns where to go on, since many do; None at the end of the page.
+
+        Most scans with a condition keep few rows. Looking at an entry costs a third of taking it.
+        """
+        limits = self._state.limits
+        row = begin = None
+        while True:
+            keys, values = _looked_at(self._state.storage, first, stop, limits.slice_entries)
+            if not keys:
+                return None
+            self._sifted += len(keys)
+            found = [keys[at] for at in may_match(self._plan.sieve, keys, values)]
+            if len(found) * SIFTED_MIN > len(keys):
+                key = keys[0]
+                if begin is not None and key.startswith(begin):
+                    return after_component(begin)
+                return key[: split_component(key, 1)[1]]
+            is_last = self._sifted >= limits.page_entries_max
+            if is_last:
+                found.append(keys[-1])  # the rest of its row was not looked at
+            for key in found:
+                if begin is not None and key.startswith(begin):
+                    continue
+                row, at = split_component(key, 1)
+                begin = key[:at]
+                self._cells.seek(begin)
+                while True:
+                    walked = self._cells.walk(
+                        after_component(begin), limits.slice_entries, self.admit
+                    )
+                    if walked is Walked.FULL:
+                        self.rest = self._from(row)
+                        return None
+                    if walked is Walked.TO_THE_END:
+                        break
+                    await self._pause()
+            if is_last and row is not None:
+                self.rest = self._after(row)
+                return None
+            first = keys[-1] + b"\0"
+            await self._pause()
 
     def _walk(self, stop: bytes) -> Walked:
         entries = self._state.limits.slice_entries
@@ -276,7 +424,9 @@ class ScanPage:
         if self.rest is not None and self.rest[1] and self.rest[0] >= self.rest[1]:
             self.rest = None
         response = pb.ScanResponse()
-        cells = self._cells
+        cells, looked_at = self._cells, self.rows + self._sifted
+        if self._plan.judge is not None or self._plan.counts:
+            response.counted = self._judge()
         # Joined cells say nothing about locks and deletions.
         is_plain = self._plan.joined and not self._lock_rows and not cells.deletes
         if not is_plain or not join_cells(cells.rows, cells.columns, cells.values, response.joined):
@@ -292,10 +442,38 @@ class ScanPage:
         if self.rest is not None:
             response.rest.CopyFrom(cells_pb2.RowRange(start=self.rest[0], end=self.rest[1]))
         counters = self._state.counters
-        counters.rows_scanned += self.rows
-        counters.read_rate.add(self.rows)
+        counters.rows_scanned += looked_at
+        counters.read_rate.add(looked_at)
         counters.versions_skipped += cells.skipped
         return response
+
+    def _judge(self) -> int:
+        """Leaves rows out that are judged. Returns how many of them are counted.
+
+        A lock in the way may hide what decides, and a value that cannot be read is an error only
+        where the scan comes to its row: such rows stay, and the client judges them.
+        """
+        cells, judge = self._cells, self._plan.judge
+        width = _width(cells.rows, cells.columns)
+        counts = None if width else Counter(cells.rows)
+        distinct = cells.rows[::width] if counts is None else [*counts]
+        kept, unreadable = [True] * len(distinct), set[int]()
+        if judge is not None:
+            columns = _columns_of(judge, distinct, width, cells)
+            kept, unreadable = judge.judged(columns, len(distinct))
+        locked = {*self._lock_rows}
+        left_open = [False] * len(distinct)
+        if locked or unreadable:
+            left_open = [row in locked or at in unreadable for at, row in enumerate(distinct)]
+        counted = 0
+        if self._plan.counts:
+            counted, kept = sum(map(gt, kept, left_open)), left_open
+        else:
+            kept = [*map(or_, kept, left_open)]
+        lengths = repeat(width) if counts is None else counts.values()
+        cells.keep([*chain.from_iterable(map(repeat, kept, lengths))])
+        self.rows = sum(kept) + len(locked.difference(cells.rows))
+        return counted
 
 
 def _contains(rows: tuple[bytes, bytes], row: bytes) -> bool:
@@ -447,15 +625,30 @@ def plan_scan(state: TabletState, request: pb.ScanRequest, columns: ColumnEncode
     state.guard.check_read(request.timestamp, "timestamp")
     if not (request.all_columns or request.columns or request.column_prefixes):
         raise InvalidArgument("columns", "no columns and no prefixes, and not all_columns")
+    wanted = chosen_columns("", request, columns, limits)
+    judge = Judge(request.filter) if request.HasField("filter") else None
+    if judge is not None and wanted is not None:
+        for column in judge.columns:
+            if columns[column] not in wanted:
+                raise InvalidArgument("filter", f"column {quoted(column)} is not requested")
+    if request.report_deletes and (judge is not None or request.count):
+        raise InvalidArgument("report_deletes", "cannot be combined with a filter or a count")
+    if request.count and request.row_limit:
+        raise InvalidArgument("row_limit", "cannot be combined with a count")
     return ScanPlan(
         timestamp=request.timestamp,
         passed=frozenset(request.passing),
-        wanted=chosen_columns("", request, columns, limits),
+        wanted=wanted,
         reverse=request.reverse,
         report_deletes=request.report_deletes,
         joined=request.joined,
         rows_max=min(request.page_rows_max or limits.page_rows_default, limits.page_rows_max),
         bytes_max=min(request.page_bytes_max or limits.page_bytes_default, limits.page_bytes_max),
+        judge=judge,
+        counts=request.count,
+        sieve=()
+        if judge is None or request.reverse
+        else tuple((columns[one.column], Judge(one)) for one in necessary(judge.message)),
     )
 
 
@@ -481,7 +674,8 @@ async def pages(
         fence = state.load_fences.among(*rest)
         if fence is not None:
             raise closed(fence)
-        page = ScanPage(state, plan, *rest, min(plan.rows_max, rows_left))
+        rows_max = plan.rows_max if plan.judge is not None else min(plan.rows_max, rows_left)
+        page = ScanPage(state, plan, *rest, rows_max)
         try:
             response = await page.read()
         except InvariantViolation:

@@ -298,6 +298,13 @@ class VisibleCells:
         stored = struct.unpack(f">{len(self._commits)}Q", b"".join(self._commits))
         return [one ^ TIMESTAMP_MAX for one in stored]
 
+    def keep(self, kept: Sequence[bool]) -> None:
+        """Forgets all cells found so far but these. None of them is a deletion."""
+        self.rows = [*compress(self.rows, kept)]
+        self.columns = [*compress(self.columns, kept)]
+        self.values = [*compress(self.values, kept)]
+        self._commits = [*compress(self._commits, kept)]
+
     def seek(self, key: bytes) -> None:
         """Begins a walk at this key of W, which is between two rows."""
         self._cursor.seek(key)

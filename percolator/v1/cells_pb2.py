@@ -24,17 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19percolator/v1/cells.proto\x12\rpercolator.v1\"&\n\x08RowRange\x12\r\n\x05start\x18\x01 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x0c\"\x97\x01\n\x04\x43\x65ll\x12#\n\x05space\x18\x01 \x01(\x0e\x32\x14.percolator.v1.Space\x12\x0b\n\x03row\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63olumn\x18\x03 \x01(\x0c\x12\x11\n\ttimestamp\x18\x04 \x01(\x04\x12\r\n\x05value\x18\x05 \x01(\x0c\x12\x11\n\tqualifier\x18\x06 \x01(\x0c\x12\x18\n\x10ttl_milliseconds\x18\x07 \x01(\x04*u\n\x05Space\x12\x15\n\x11SPACE_UNSPECIFIED\x10\x00\x12\x0e\n\nSPACE_LOCK\x10\x01\x12\x0f\n\x0bSPACE_WRITE\x10\x02\x12\x0e\n\nSPACE_DATA\x10\x03\x12\x12\n\x0eSPACE_ROLLBACK\x10\x04\x12\x10\n\x0cSPACE_NOTIFY\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19percolator/v1/cells.proto\x12\rpercolator.v1\"&\n\x08RowRange\x12\r\n\x05start\x18\x01 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x0c\"\x97\x01\n\x04\x43\x65ll\x12#\n\x05space\x18\x01 \x01(\x0e\x32\x14.percolator.v1.Space\x12\x0b\n\x03row\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63olumn\x18\x03 \x01(\x0c\x12\x11\n\ttimestamp\x18\x04 \x01(\x04\x12\r\n\x05value\x18\x05 \x01(\x0c\x12\x11\n\tqualifier\x18\x06 \x01(\x0c\x12\x18\n\x10ttl_milliseconds\x18\x07 \x01(\x04\"\xfb\x02\n\tRowFilter\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.percolator.v1.RowFilter.Kind\x12\'\n\x05parts\x18\x02 \x03(\x0b\x32\x18.percolator.v1.RowFilter\x12\x0e\n\x06\x63olumn\x18\x03 \x01(\x0c\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\x10\n\x08operands\x18\x05 \x03(\x0c\"\xe6\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0c\n\x08KIND_ALL\x10\x01\x12\x0c\n\x08KIND_ANY\x10\x02\x12\r\n\tKIND_NULL\x10\x03\x12\x11\n\rKIND_NOT_NULL\x10\x04\x12\x0e\n\nKIND_EQUAL\x10\x05\x12\x12\n\x0eKIND_NOT_EQUAL\x10\x06\x12\r\n\tKIND_LESS\x10\x07\x12\x10\n\x0cKIND_AT_MOST\x10\x08\x12\x10\n\x0cKIND_GREATER\x10\t\x12\x11\n\rKIND_AT_LEAST\x10\n\x12\x0f\n\x0bKIND_ONE_OF\x10\x0b\x12\x0f\n\x0bKIND_PREFIX\x10\x0c*u\n\x05Space\x12\x15\n\x11SPACE_UNSPECIFIED\x10\x00\x12\x0e\n\nSPACE_LOCK\x10\x01\x12\x0f\n\x0bSPACE_WRITE\x10\x02\x12\x0e\n\nSPACE_DATA\x10\x03\x12\x12\n\x0eSPACE_ROLLBACK\x10\x04\x12\x10\n\x0cSPACE_NOTIFY\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'percolator.v1.cells_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SPACE']._serialized_start=238
-  _globals['_SPACE']._serialized_end=355
+  _globals['_SPACE']._serialized_start=620
+  _globals['_SPACE']._serialized_end=737
   _globals['_ROWRANGE']._serialized_start=44
   _globals['_ROWRANGE']._serialized_end=82
   _globals['_CELL']._serialized_start=85
   _globals['_CELL']._serialized_end=236
+  _globals['_ROWFILTER']._serialized_start=239
+  _globals['_ROWFILTER']._serialized_end=618
+  _globals['_ROWFILTER_KIND']._serialized_start=388
+  _globals['_ROWFILTER_KIND']._serialized_end=618
 # @@protoc_insertion_point(module_scope)

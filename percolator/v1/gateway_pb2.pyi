@@ -63,7 +63,7 @@ class GetResponse(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[FoundRow, _Mapping]]] = ...) -> None: ...
 
 class ScanTableRequest(_message.Message):
-    __slots__ = ("start_timestamp", "table", "range", "columns", "reverse", "row_limit", "column_prefixes")
+    __slots__ = ("start_timestamp", "table", "range", "columns", "reverse", "row_limit", "column_prefixes", "filter", "count")
     START_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     RANGE_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,8 @@ class ScanTableRequest(_message.Message):
     REVERSE_FIELD_NUMBER: _ClassVar[int]
     ROW_LIMIT_FIELD_NUMBER: _ClassVar[int]
     COLUMN_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     start_timestamp: int
     table: str
     range: _cells_pb2.RowRange
@@ -78,13 +80,17 @@ class ScanTableRequest(_message.Message):
     reverse: bool
     row_limit: int
     column_prefixes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, start_timestamp: _Optional[int] = ..., table: _Optional[str] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., columns: _Optional[_Iterable[bytes]] = ..., reverse: bool = ..., row_limit: _Optional[int] = ..., column_prefixes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    filter: _cells_pb2.RowFilter
+    count: bool
+    def __init__(self, start_timestamp: _Optional[int] = ..., table: _Optional[str] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., columns: _Optional[_Iterable[bytes]] = ..., reverse: bool = ..., row_limit: _Optional[int] = ..., column_prefixes: _Optional[_Iterable[bytes]] = ..., filter: _Optional[_Union[_cells_pb2.RowFilter, _Mapping]] = ..., count: bool = ...) -> None: ...
 
 class ScanTableResponse(_message.Message):
-    __slots__ = ("rows",)
+    __slots__ = ("rows", "counted")
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
     rows: _containers.RepeatedCompositeFieldContainer[FoundRow]
-    def __init__(self, rows: _Optional[_Iterable[_Union[FoundRow, _Mapping]]] = ...) -> None: ...
+    counted: int
+    def __init__(self, rows: _Optional[_Iterable[_Union[FoundRow, _Mapping]]] = ..., counted: _Optional[int] = ...) -> None: ...
 
 class FollowChangesRequest(_message.Message):
     __slots__ = ("table", "after", "until", "before")

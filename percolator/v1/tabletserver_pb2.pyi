@@ -384,7 +384,7 @@ class ReadResponse(_message.Message):
     def __init__(self, batches: _Optional[_Iterable[_Union[ReadBatchResult, _Mapping]]] = ...) -> None: ...
 
 class ScanRequest(_message.Message):
-    __slots__ = ("target", "range", "columns", "all_columns", "timestamp", "passing", "reverse", "row_limit", "page_rows_max", "page_bytes_max", "report_deletes", "column_prefixes", "joined")
+    __slots__ = ("target", "range", "columns", "all_columns", "timestamp", "passing", "reverse", "row_limit", "page_rows_max", "page_bytes_max", "report_deletes", "column_prefixes", "joined", "filter", "count")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     RANGE_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
@@ -398,6 +398,8 @@ class ScanRequest(_message.Message):
     REPORT_DELETES_FIELD_NUMBER: _ClassVar[int]
     COLUMN_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     target: TabletTarget
     range: _cells_pb2.RowRange
     columns: _containers.RepeatedScalarFieldContainer[bytes]
@@ -411,7 +413,9 @@ class ScanRequest(_message.Message):
     report_deletes: bool
     column_prefixes: _containers.RepeatedScalarFieldContainer[bytes]
     joined: bool
-    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., columns: _Optional[_Iterable[bytes]] = ..., all_columns: bool = ..., timestamp: _Optional[int] = ..., passing: _Optional[_Iterable[int]] = ..., reverse: bool = ..., row_limit: _Optional[int] = ..., page_rows_max: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., report_deletes: bool = ..., column_prefixes: _Optional[_Iterable[bytes]] = ..., joined: bool = ...) -> None: ...
+    filter: _cells_pb2.RowFilter
+    count: bool
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., columns: _Optional[_Iterable[bytes]] = ..., all_columns: bool = ..., timestamp: _Optional[int] = ..., passing: _Optional[_Iterable[int]] = ..., reverse: bool = ..., row_limit: _Optional[int] = ..., page_rows_max: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., report_deletes: bool = ..., column_prefixes: _Optional[_Iterable[bytes]] = ..., joined: bool = ..., filter: _Optional[_Union[_cells_pb2.RowFilter, _Mapping]] = ..., count: bool = ...) -> None: ...
 
 class JoinedBytes(_message.Message):
     __slots__ = ("block", "offsets")
@@ -438,18 +442,20 @@ class JoinedCells(_message.Message):
     def __init__(self, rows: _Optional[_Union[JoinedBytes, _Mapping]] = ..., columns: _Optional[_Iterable[_Union[JoinedColumn, _Mapping]]] = ...) -> None: ...
 
 class ScanResponse(_message.Message):
-    __slots__ = ("found", "locks", "rest", "error", "joined")
+    __slots__ = ("found", "locks", "rest", "error", "joined", "counted")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     LOCKS_FIELD_NUMBER: _ClassVar[int]
     REST_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
     found: FoundCells
     locks: _containers.RepeatedCompositeFieldContainer[BlockingLock]
     rest: _cells_pb2.RowRange
     error: _errors_pb2.ErrorDetail
     joined: JoinedCells
-    def __init__(self, found: _Optional[_Union[FoundCells, _Mapping]] = ..., locks: _Optional[_Iterable[_Union[BlockingLock, _Mapping]]] = ..., rest: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., joined: _Optional[_Union[JoinedCells, _Mapping]] = ...) -> None: ...
+    counted: int
+    def __init__(self, found: _Optional[_Union[FoundCells, _Mapping]] = ..., locks: _Optional[_Iterable[_Union[BlockingLock, _Mapping]]] = ..., rest: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., joined: _Optional[_Union[JoinedCells, _Mapping]] = ..., counted: _Optional[int] = ...) -> None: ...
 
 class ScanCellsRequest(_message.Message):
     __slots__ = ("target", "space", "range", "from_timestamp", "until_timestamp", "page_rows_max", "cell_limit")

@@ -111,7 +111,8 @@ SCAN = StreamMethod(
     "/percolator.v1.TabletServerService/Scan",
     tablets.ScanRequest,
     tablets.ScanResponse,
-    is_short=lambda scan: 0 < scan.row_limit <= SHORT_SCAN_ROWS_MAX,
+    # Few rows may match, and many pages be empty before them.
+    is_short=lambda scan: 0 < scan.row_limit <= SHORT_SCAN_ROWS_MAX and not scan.HasField("filter"),
 )
 SCAN_CELLS = StreamMethod(
     "/percolator.v1.TabletServerService/ScanCells",

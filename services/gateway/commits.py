@@ -20,7 +20,9 @@ import structlog
 from percolator.aio.database import Database
 from percolator.aio.engine import Engine
 from percolator.arguments import FAMILIES_MAX
+from percolator.codecs.names import other_codec
 from percolator.codecs.readable import quoted
+from percolator.conditions import Judge
 from percolator.errors import (
     CellAddress,
     ConflictError,
@@ -213,20 +215,37 @@ class Requests:
         self._check_bound("range.start", start)
         self._check_bound("range.end", end)
         self._check_columns("", request)
-        start_timestamp = request.start_timestamp
-        table_id = await self.table_id("table", request.table, start_timestamp, deadline)
+        judge = Judge(request.filter) if request.HasField("filter") else None
+        if request.count and request.row_limit:
+            raise InvalidArgument("row_limit", "cannot be combined with a count")
+        info = await self.table("table", request.table, deadline)
+        info.require_older_than(request.start_timestamp)
+        columns = [*request.columns]
+        if judge is not None:
+            self._check_filter(judge, info)
+            columns += [name for name in judge.columns if name not in columns]
         if end and start >= end:
             return None
         return RangeRequest(
-            table_id,
+            info.table_id,
             start,
             end,
-            tuple(request.columns) if request.columns or request.column_prefixes else None,
-            start_timestamp,
+            tuple(columns) if request.columns or request.column_prefixes else None,
+            request.start_timestamp,
             request.reverse,
             request.row_limit,
             prefixes=tuple(request.column_prefixes),
+            judge=judge,
         )
+
+    def _check_filter(self, judge: Judge, info: TableInfo) -> None:
+        """Refuses columns that are none, and codecs that are not those of the table."""
+        for name in judge.columns:
+            self._check_column("filter.column", name)
+        known = info.codecs.names.columns
+        for name, codec in judge.codecs:
+            if codec not in ("", "raw", known.get(name, codec)):
+                raise other_codec(info.name, name, known[name], codec)
 
     def _check_columns(self, field: str, asked: pb.RowQuery | pb.ScanTableRequest) -> None:
         """`field` comes before the names of fields in errors."""

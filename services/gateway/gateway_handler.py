@@ -17,7 +17,7 @@ from percolator.errors import (
 )
 from percolator.protocol.change_reader import IDLE_SECONDS, ChangeReader
 from percolator.protocol.environment import ROLLED_BACK, Statistics
-from percolator.protocol.read import read_rows, scan_pages
+from percolator.protocol.read import count_rows, only_columns, read_rows, scan_pages
 from percolator.routing.cells import FoundCell, RowRequest, StoredChange
 from percolator.services.chassis.rpc import caller_identity, remaining_seconds
 from percolator.services.gateway.commits import Commits, Requests
@@ -104,13 +104,22 @@ class GatewayHandler:
         await self._commits.check_start(request.start_timestamp, deadline)
         found_range = await self._requests.range_request(request, deadline)
         if found_range is None:
+            if request.count:
+                yield pb.ScanTableResponse()
             return
         left = request.row_limit
         env, cleanup = self._engine.env, self._engine.cleanup
-        pages = scan_pages(env, cleanup, found_range, None, seconds, Statistics())
+        asked = (env, cleanup, found_range, None, seconds, Statistics())
+        names, prefixes = [*request.columns], tuple(request.column_prefixes)
         with _locks_only_delay():
+            if request.count:
+                yield pb.ScanTableResponse(counted=await count_rows(*asked))
+                return
+            pages = scan_pages(*asked)
             async with aclosing(pages):
                 async for page in pages:
+                    if found_range.judge is not None and found_range.columns is not None:
+                        page = only_columns(page, names, prefixes)
                     rows = page[:left] if request.row_limit else page
                     if rows:
                         yield pb.ScanTableResponse(rows=[_row(row, cells) for row, cells in rows])

@@ -360,6 +360,7 @@ def test_the_commands_shown_in_the_guide_do_what_it_says(cluster: LocalCluster) 
     *_, changes = done.stdout.split('"commitTimestamp": "' + followed + '"\n}')
     assert followed in changes, "the stream of changes lacks the last commit"
     assert base64.b64encode(b"Bergen").decode() in changes
+    assert '"counted": "1"' in done.stdout
     scanned = done.stdout[done.stdout.rindex('"rows"') :]
     for text in ("bob", "Oslo", "joe", "Rome"):
         assert base64.b64encode(text.encode()).decode() in scanned

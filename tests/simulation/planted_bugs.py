@@ -197,6 +197,10 @@ BUGS = (
         for plant in protocol_bugs.JOINED_BUGS
     ),
     *(
+        Bug(plant, workload="predicates", joined_share=1.0, is_quickly_caught=True)
+        for plant in protocol_bugs.CONDITION_BUGS
+    ),
+    *(
         Bug(plant, workload="successors", with_master=True, is_quickly_caught=True)
         for plant in server_bugs.TABLE_BUGS
     ),

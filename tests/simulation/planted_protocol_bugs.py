@@ -17,7 +17,7 @@ from percolator.errors import (
     Retry,
 )
 from percolator.formats.records import KIND_LOCK_ONLY, WRITE_KIND_OFFSET
-from percolator.protocol import commit, steps
+from percolator.protocol import commit, read, steps
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit, State
 from percolator.protocol.conflicts import MetLock
@@ -584,6 +584,46 @@ JOINED_BUGS: tuple[Callable[[Patch], None], ...] = (
     rows_of_different_columns_are_joined,
     joined_values_are_those_of_the_next_row,
     joined_columns_are_sent_in_another_order,
+)
+
+
+# Bugs of scans with conditions.
+
+
+def locks_of_rows_that_do_not_match_are_left_out(patch: Patch) -> None:
+    """A server judges a row without the cell that a lock hides, and says nothing of the lock."""
+    correct = ScanPage._judge
+
+    @in_place_of(patch, ScanPage, "_judge")
+    def wrong(self: ScanPage) -> int:
+        locked, self._lock_rows = {*self._lock_rows}, []
+        counted = correct(self)
+        left_out = locked.difference(self._cells.rows)
+        records = self._locks.records
+        self._locks.records = [lock for lock in records if lock[0] not in left_out]
+        return counted
+
+
+def own_writes_do_not_make_a_row_match(patch: Patch) -> None:
+    """They are laid only over the rows that the server has kept."""
+    patch.setattr(read, "_lay_over_left_out", lambda *_: 0)
+
+
+def own_writes_are_counted_beside_the_stored_rows(patch: Patch) -> None:
+    """A row that the server has counted is counted again, or still counts when it no longer
+    matches."""
+    correct = read._lay_over_left_out
+
+    @in_place_of(patch, read, "_lay_over_left_out")
+    def wrong(*arguments: Any) -> int:
+        correct(*arguments)
+        return 0
+
+
+CONDITION_BUGS: tuple[Callable[[Patch], None], ...] = (
+    locks_of_rows_that_do_not_match_are_left_out,
+    own_writes_do_not_make_a_row_match,
+    own_writes_are_counted_beside_the_stored_rows,
 )
 
 

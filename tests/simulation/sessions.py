@@ -161,10 +161,11 @@ class RecordedTx:
         """All columns of a range of rows, including the transaction's own writes.
 
         Some ranges are read as joined pages, too: before that, when locks may be in the way, and
-        again after it.
+        again after it. With other columns and rows written, they are read by a condition.
         """
         has_written = self._transaction.internal.writes.cells or self._transaction._reader.late
-        also_joined = self._joined.is_due() and not has_written
+        is_due = self._joined.is_due()
+        also_joined = is_due and not has_written
         if also_joined:
             await self._scan_joined(table, start, stop)
         found: list[Found] = []
@@ -186,6 +187,9 @@ class RecordedTx:
         by_row: dict[bytes, dict[bytes, bytes]] = {}
         for one in found:
             by_row.setdefault(one.row, {})[one.column] = one.value
+        if is_due:
+            for at in range(3):
+                await self._require_same_by_condition(table, found, at)
         return by_row
 
     async def _scan_joined(self, table: Table[bytes], start: bytes, stop: bytes) -> None:
@@ -194,6 +198,35 @@ class RecordedTx:
         self.note_start()
         async with Snapshot(self._transaction._engine, at, None) as snapshot:
             self._recorded.scan(await self._joined.scan(snapshot, table, start, stop))
+
+    async def _require_same_by_condition(
+        self, table: Table[bytes], known: Sequence[Found], at: int
+    ) -> None:
+        """A scan with a condition shows, and counts, the rows of another scan that match: of what
+        is stored by now, whoever has locked it, and of what a transaction has written itself."""
+        values = sorted({one.value for one in known}) or [b"1"]
+        least = values[len(values) // 2]
+        probe = Transaction(self._transaction._engine, None)
+        try:
+            columns = sorted({one.column for one in known}) or [b"v"]
+            column = table.column(columns[at % len(columns)], raw)
+            where = (column >= least) | column.is_null()
+            written = dict.fromkeys((one.row for one in known[at::3]), b"" if at % 2 else least)
+            written[b"new"] = least
+            for row, value in written.items():
+                probe.set(row, column, value)
+            found = {row.key: row.raw() async for row in probe.scan(table, where=where)}
+            counted = await probe.count(table, where=where)
+            rows = {row.key: row.raw() async for row in probe.scan(table)}
+        finally:
+            probe.rollback()
+        expected = {
+            row: cells for row, cells in rows.items() if cells.get(column.name, least) >= least
+        }
+        if found != expected or counted != len(expected):
+            raise RuntimeError(
+                f"a condition keeps {sorted(found)} and counts {counted}, of {sorted(expected)}"
+            )
 
 
 Body = Callable[[RecordedTx], Awaitable[None]]

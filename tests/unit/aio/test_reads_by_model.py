@@ -1,14 +1,14 @@
 """Every way to read shows what a list of commits says, whatever was written, and whatever is asked.
 
 Keys lie at the borders of tablets, pages are small, values expire, columns are asked for twice, and
-transactions read among writes of their own.
+transactions read among writes of their own. Scans keep the rows that match a condition.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from percolator import Limits, Outcome, Table, codecs, observes
 from percolator.aio import Database, Snapshot, Transaction
 from percolator.aio.observing import worker_context
+from percolator.conditions import Condition
 from percolator.errors import ConflictError
 from percolator.formats.records import WriteRecord
 from percolator.observers.registration import register
@@ -91,9 +92,50 @@ def _rows(state: State, keys: Sequence[str], columns: Sequence[object] | None) -
     ]
 
 
+Values = dict[Column[int], int]
+Predicate = Callable[[Values], bool]
+
+
+def _condition(chance: random.Random, depth: int = 0) -> tuple[Condition, Predicate]:
+    """A condition, and what it means."""
+    if depth < 3 and chance.random() < 0.5:
+        one, is_one = _condition(chance, depth + 1)
+        other, is_other = _condition(chance, depth + 1)
+        if chance.random() < 0.5:
+            return one & other, lambda row: is_one(row) and is_other(row)
+        return one | other, lambda row: is_one(row) or is_other(row)
+    column, number = chance.choice(COLUMNS), chance.randrange(100)
+    few = [chance.randrange(100) for _ in range(chance.choice([0, 1, 50]))]
+    leaves: list[tuple[Condition, Predicate]] = [
+        (column < number, lambda row: column in row and row[column] < number),
+        (column <= number, lambda row: column in row and row[column] <= number),
+        (column > number, lambda row: column in row and row[column] > number),
+        (column >= number, lambda row: column in row and row[column] >= number),
+        (column.equals(number), lambda row: column in row and row[column] == number),
+        (column.differs_from(number), lambda row: column in row and row[column] != number),
+        (column.is_in(few), lambda row: column in row and row[column] in few),
+        (column.is_null(), lambda row: column not in row),
+        (column.is_not_null(), lambda row: column in row),
+    ]
+    return chance.choice(leaves)
+
+
+def _kept(state: State, keys: Sequence[str], holds: Predicate) -> list[str]:
+    """The keys of the rows that exist and for which it holds."""
+    rows: dict[str, Values] = {}
+    for (row, column), value in state.items():
+        if value is not None:
+            rows.setdefault(row, {})[column] = value
+    return [key for key in keys if key in rows and holds(rows[key])]
+
+
 async def _check_scan(
     chance: random.Random, reader: Snapshot | Transaction, state: State, columns: Any
 ) -> None:
+    condition: Condition | None = None
+    holds: Predicate = lambda _: True  # noqa: E731 - one of two
+    if chance.random() < 0.7:
+        condition, holds = _condition(chance)
     start, end = chance.choice(BOUNDS), chance.choice(BOUNDS)
     prefix = chance.choice([None, None, "", "a", "m\x00", "z\U0010ffff"])
     limit = chance.choice([None, None, 0, 1, 2, 5, 2**40])
@@ -105,8 +147,20 @@ async def _check_scan(
         and (end is None or key.encode() < end.encode())
         and key.startswith(prefix or "")
     ]
+    keys = _kept(state, keys, holds)
+    if chance.random() < 0.4:
+        counted = await reader.count(TABLE, start=start, end=end, prefix=prefix, where=condition)
+        assert counted == len(keys)
+        return
     scan = reader.scan(
-        TABLE, start=start, end=end, prefix=prefix, columns=columns, reverse=reverse, limit=limit
+        TABLE,
+        start=start,
+        end=end,
+        prefix=prefix,
+        columns=columns,
+        where=condition,
+        reverse=reverse,
+        limit=limit,
     )
     found = [(row.key, row.raw()) async for row in scan]
     assert found == [row for row in _rows(state, keys, columns) if row[1]][:limit]
@@ -118,8 +172,8 @@ async def _check(
     """One read of some kind; `own` is what the reader has written itself."""
     shown = state | own
     columns = chance.choice(ASKED)
-    match chance.randrange(4):
-        case 0:
+    match chance.randrange(6):
+        case 0 | 4 | 5:
             await _check_scan(chance, reader, shown, columns)
         case 1:
             keys = chance.choices(KEYS, k=chance.randrange(8))

@@ -14,7 +14,7 @@ import pytest
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.limits import Limits
 from percolator.v1 import gateway_pb2 as pb
-from percolator.v1.cells_pb2 import RowRange
+from percolator.v1.cells_pb2 import RowFilter, RowRange
 from percolator.v1.errors_pb2 import CellAddress as WireAddress
 from tests.unit.gateway.gateways import (
     COLUMN,
@@ -188,6 +188,46 @@ async def test_a_scan_of_bad_prefixes_is_refused(one: Gateway, start: int) -> No
                     column_prefixes=prefixes,
                 )
             )
+
+
+def _filter(kind: RowFilter.Kind, column: bytes, *operands: bytes, codec: str = "raw") -> RowFilter:
+    return RowFilter(kind=kind, column=column, codec=codec, operands=operands)
+
+
+async def test_a_scan_keeps_or_counts_the_rows_that_match(one: Gateway) -> None:
+    writes = [
+        write(row, row, column=column) for row in (b"a", b"b", b"z") for column in (b"c", b"d")
+    ]
+    await one.commit(await one.begin(), writes)
+    start = await one.begin()
+    asked = pb.ScanTableRequest(
+        start_timestamp=start,
+        table=TABLE,
+        columns=[b"d"],
+        filter=_filter(RowFilter.KIND_AT_LEAST, b"c", b"b"),
+        row_limit=1,
+    )
+    (page,) = [page async for page in one.handler.scan_table(asked)]
+    assert [(row.row, [cell.column for cell in row.cells]) for row in page.rows] == [(b"b", [b"d"])]
+    asked.row_limit, asked.count = 0, True
+    (page,) = [page async for page in one.handler.scan_table(asked)]
+    assert (page.counted, len(page.rows)) == (2, 0)
+
+
+async def test_bad_filters_are_refused(one: Gateway) -> None:
+    await one.commit(await one.begin(), [write(b"a", b"?")])
+    start = await one.begin()
+    number = b"\0" * 8
+    for message, reason in (
+        (_filter(RowFilter.KIND_LESS, b"", b""), r"^filter: kind 7: expected a column"),
+        (_filter(RowFilter.KIND_LESS, b"\0x", b""), r"^filter\.column: begins with 00"),
+        (_filter(RowFilter.KIND_LESS, b"c", codec="json"), r"^filter\.codec: 'json' cannot be"),
+    ):
+        with pytest.raises(InvalidArgument, match=reason):
+            await one.scan(pb.ScanTableRequest(start_timestamp=start, table=TABLE, filter=message))
+    unreadable = _filter(RowFilter.KIND_LESS, COLUMN, number, codec="integer")
+    with pytest.raises(SchemaError, match="in row 'a'"):
+        await one.scan(pb.ScanTableRequest(start_timestamp=start, table=TABLE, filter=unreadable))
 
 
 async def test_an_answer_that_is_too_large_is_not_sent(one: Gateway) -> None:

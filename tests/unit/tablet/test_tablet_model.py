@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from percolator.errors import CellAddress, InvariantViolation
+from percolator.conditions import Judge
+from percolator.errors import CellAddress, InvariantViolation, SchemaError
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord, acknowledgement_column
 from percolator.services.chassis.files import DiskThreads
 from percolator.services.tabletserver.storage import LevelDBStorage
+from percolator.tablet import scans as tablet_scans
 from percolator.tablet.cells import D, W, cell_prefix, component, inverted
 from percolator.tablet.state import FOREVER, Lifetimes, Ttls
 from percolator.tablet.visible_cells import RUN_VALUE_BYTES_MAX, VisibleCells, VisibleRuns, Walked
@@ -25,6 +29,7 @@ from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
+from percolator.v1.cells_pb2 import RowFilter
 from percolator.world import Storage
 from tests.simulation.virtual_time import run_virtually
 from tests.unit.tablet.tablets import (
@@ -42,6 +47,8 @@ from tests.unit.tablet.tablets import (
     Rig,
     delete,
     delete_if,
+    lock_record,
+    mutation,
     own,
     put,
     write_record,
@@ -453,6 +460,80 @@ def scanning(request: pb.ScanRequest) -> Step:
     return step
 
 
+@st.composite
+def row_filters(draw: st.DrawFn, depth: int = 0) -> RowFilter:
+    kind = draw(st.sampled_from(_CONDITIONS if depth < 2 else _CONDITIONS[2:]))
+    if kind in _CONDITIONS[:2]:
+        parts = draw(st.lists(row_filters(depth + 1), min_size=1, max_size=2))
+        return RowFilter(kind=kind, parts=parts)
+    column = draw(st.sampled_from([b"c", b"c\0d"]))
+    if kind == RowFilter.KIND_NULL:
+        return RowFilter(kind=kind, column=column)
+    codec = draw(st.sampled_from(["raw", "boolean"]))
+    operand = b"\0" if codec == "boolean" else draw(VALUES)
+    return RowFilter(kind=kind, column=column, codec=codec, operands=[operand])
+
+
+_CONDITIONS = (
+    RowFilter.KIND_ALL,
+    RowFilter.KIND_ANY,
+    RowFilter.KIND_NULL,
+    RowFilter.KIND_EQUAL,
+    RowFilter.KIND_AT_LEAST,
+    RowFilter.KIND_LESS,
+)
+
+
+def scanning_by_condition(asked: pb.ScanRequest, condition: RowFilter, sifted_min: int) -> Step:
+    """A scan returns the rows that another one returns, but for those that certainly do not match:
+    no lock is in their way, and all that is compared can be read."""
+    asked.ClearField("columns")
+    asked.ClearField("column_prefixes")
+    asked.all_columns, asked.report_deletes, asked.row_limit = True, False, 0
+
+    async def step(rig: Rig, _model: NaiveTablet) -> None:
+        judge = Judge(condition)
+        pages = [page async for page in rig.tablet.scan(asked)]
+        rows: dict[bytes, dict[bytes, bytes | None]] = {}
+        for page in pages:
+            for row, column, _, value in cells_of(page):
+                rows.setdefault(row, {})[column] = value
+        locks = [found.lock for page in pages for found in page.locks]
+        open_rows = {lock.row for lock in locks}
+        matches = 0
+        for row, cells in list(rows.items()):
+            try:
+                keeps = judge.keeps_row(cells)
+            except SchemaError:
+                open_rows.add(row)
+                continue
+            matches += keeps and row not in open_rows
+            if not keeps and row not in open_rows:
+                del rows[row]
+        filtered = pb.ScanRequest()
+        filtered.CopyFrom(asked)
+        filtered.filter.CopyFrom(condition)
+        for filtered.count in (False, True):
+            counted, found, met = 0, dict[bytes, dict[bytes, bytes | None]](), []
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(tablet_scans, "SIFTED_MIN", sifted_min)
+                pages = [page async for page in rig.tablet.scan(filtered)]
+            for page in pages:
+                counted += page.counted
+                met += [one.lock for one in page.locks]
+                for row, column, _, value in cells_of(page):
+                    assert column not in found.get(row, {})
+                    found.setdefault(row, {})[column] = value
+            assert met == locks
+            if filtered.count:
+                assert counted == matches
+                assert found == {row: rows[row] for row in rows if row in open_rows}
+            else:
+                assert list(found.items()) == list(rows.items())
+
+    return step
+
+
 def cells_of(page: pb.ScanResponse) -> list[tuple[bytes, bytes, int, bytes | None]]:
     found = page.found
     return [
@@ -488,6 +569,7 @@ STEPS: st.SearchStrategy[Step] = st.one_of(
     st.lists(MUTATIONS, min_size=1, max_size=8).map(lambda all_: mutating([all_])),
     st.lists(READS, min_size=1, max_size=4).map(reading),
     scans().map(scanning),
+    st.builds(scanning_by_condition, scans(), row_filters(), st.sampled_from([0, 2, 8])),
     st.builds(
         lambda space, rows, from_, length: dumping(
             space, rows, from_, from_ + length if length else 0
@@ -542,6 +624,57 @@ def test_a_tablet_on_leveldb_behaves_like_its_model(
     with tempfile.TemporaryDirectory() as directory, DiskThreads(1, "leveldb") as pool:
         path = Path(directory)
         asyncio.run(run(program, limits, lambda: LevelDBStorage(path, pool, create=True)))
+
+
+def _dense(chance: random.Random) -> list[pb.Mutation]:
+    """Rows with several columns and versions of all kinds, some of them locked."""
+    found: dict[tuple[bytes, bytes, int], pb.Mutation] = {}
+    for row in range(12):
+        for column in (b"c", b"c\0d", b"d"):
+            key = b"%02d" % row
+            for at in range(1, chance.randrange(1, 8)):
+                kind = chance.choice([RecordKind.PUT] * 4 + list(RecordKind))
+                value = chance.choice([b"", b"\0", b"\1", b"v"])
+                apart = kind == RecordKind.PUT_IN_DATA
+                record = WriteRecord(at, kind, b"" if apart else value).encode()
+                changes = [put(WRITE, record, at + 1)]
+                if apart:
+                    changes.append(put(DATA, value, at))
+                found[key, column, at] = mutation(key, *changes, column=column)
+            if chance.random() < 0.02:
+                lock = put(LOCK, lock_record(6, b"v"))
+                found[key, column, 0] = mutation(key, lock, column=column)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("limits", [{}, TINY_LIMITS], ids=["large pages", "tiny pages"])
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_condition_leaves_out_what_certainly_does_not_match(
+    seed: int, limits: dict[str, Any]
+) -> None:
+    chance = random.Random(seed)
+    rig, model = await Rig(**limits).open(), NaiveTablet()
+    await rig.apply(*_dense(chance))
+    for codec, kind, operand in product(
+        ("raw", "boolean"), _CONDITIONS[2:], (b"", b"\0", b"\1", b"v")
+    ):
+        if codec == "boolean" and operand not in (b"\0", b"\1"):
+            continue
+        one = RowFilter(kind=kind, column=b"c", codec=codec, operands=[operand])
+        if kind == RowFilter.KIND_NULL:
+            one = RowFilter(kind=kind, column=b"c")
+        other = RowFilter(
+            kind=RowFilter.KIND_EQUAL, column=b"c\0d", codec="raw", operands=[operand]
+        )
+        both = RowFilter(kind=chance.choice(_CONDITIONS[:2]), parts=[one, other])
+        asked = pb.ScanRequest(
+            target=TARGET,
+            timestamp=chance.randrange(2, 9),
+            page_rows_max=chance.choice([0, 2]),
+            reverse=chance.random() < 0.2,
+        )
+        condition = chance.choice([one, both])
+        await scanning_by_condition(asked, condition, chance.choice([0, 2, 8]))(rig, model)
 
 
 # Cells judged in runs: a page has what it has when its entries are judged one by one.
