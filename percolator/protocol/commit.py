@@ -37,7 +37,8 @@ Rules, each with the failure that it prevents:
   committed. Likewise, the primary's commit record is durable before any other cell is committed.
 - A transaction is reported as aborted only when it can no longer be committed. Until the marker is
   durable, another committer of the same transaction, if there may be one, can find its locks and
-  commit it after the user was told to do the work again.
+  commit it after the user was told to do the work again. So there is no marker only if no message
+  that commits was sent, and there is no other committer, or the primary was never locked.
 - Once the commit was sent and no answer came, only the primary knows the outcome. Guessing "failed"
   makes the user do the work twice.
 - Callers that ask for an unknown outcome join the one attempt in progress. Two at a time might each

@@ -81,7 +81,7 @@ def rolled_back_by_others(env: Environment, write: WriteSteps, cell: CellAddress
 
 
 def given_up(write: WriteSteps) -> ConflictError:
-    """The transaction could not be committed, no commit was sent, and its marker is durable."""
+    """The transaction cannot be committed any more. Reported once its marker is durable."""
     return ConflictError(
         f"the transaction begun at {write.start} was given up and rolled back",
         cell=locked_cell(write.primary),

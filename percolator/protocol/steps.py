@@ -7,12 +7,13 @@ reported, with the cell that failed it. So the order is part of the meaning: loo
 transaction's own commit first, then its own rollback marker, then the lock, then commits of other
 transactions. The *absence* of a lock alone proves nothing.
 
-Prewrite and the commit point are refused below the safe point (`not_below`). Rollbacks and commits
-of secondaries are not: after the safe point was raised, what older transactions left behind must
-still be resolved before anything is collected. (A late owner does set `not_below` on its own
-secondaries: commit.py.) Once something has been collected, the tablet refuses older rollbacks
-too: by then no lock is left to resolve, and the commit that such a rollback would have met may be
-gone.
+Prewrites and commits are refused below the safe point (`not_below`), and so is the marker that an
+owner writes on its own primary. Other rollbacks are not: after the safe point was raised, what
+older transactions left behind must still be resolved before anything is collected. Whoever rolls a
+lock forward therefore repeats a refused commit without `not_below` (roll_forward.py): the lock
+proves that nothing of it was collected. Once something has been collected, the tablet refuses older
+rollbacks too: by then no lock is left to resolve, and the commit that such a rollback would have
+met may be gone.
 
 The constants name the conditions by their place in each step.
 

@@ -240,7 +240,7 @@ class WriteSteps:
     def commit_secondary_step(
         self, cell: CellAddress, schema: TableSchema, commit_ts: int
     ) -> CellMutation:
-        """Refused below the safe point, unlike when others roll the cell forward."""
+        """Refused below the safe point: whoever rolls the cell forward has seen its lock."""
         table_id, row, column = cell
         record, observers = self._record(cell, schema)
         step = CommitSecondary(row, column, record, self.start, commit_ts, observers=observers)
