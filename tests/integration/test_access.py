@@ -330,6 +330,19 @@ async def test_a_token_removed_from_the_file_is_refused_within_seconds(
             assert time.monotonic() < deadline, "a token that was put back is not accepted"
 
 
+async def put_back(running: Running, tokens: str) -> None:
+    """Restores the file of tokens, and waits until all services have read it: the next test needs
+    them."""
+    replace_text(running.certificates / "cluster" / "tokens.toml", tokens)
+    deadline = time.monotonic() + WITHDRAWN_SECONDS
+    credentials = running.credentials(token=running.token("client"))
+    while any(
+        isinstance(error, Unauthenticated)
+        for error in (await outcomes(running, credentials)).values()
+    ):
+        assert time.monotonic() < deadline, "a token that was put back is not accepted"
+
+
 async def test_a_token_revoked_in_mid_transaction_commits_nothing(running: Running) -> None:
     tokens = running.certificates / "cluster" / "tokens.toml"
     before = read_text(tokens)
@@ -357,7 +370,7 @@ async def test_a_token_revoked_in_mid_transaction_commits_nothing(running: Runni
             with pytest.raises(Unauthenticated, match="does not know the token"):
                 await write_while_revoked(database)
         finally:
-            replace_text(tokens, before)
+            await put_back(running, before)
         async with operator.snapshot() as snapshot:
             assert [await snapshot.get("row", column) for column in columns] == [None, None]
 
@@ -406,7 +419,7 @@ async def test_a_token_for_some_tables_works_with_a_gateway_only_and_is_audited(
         for path, error in (await outcomes(running, running.credentials(token=token))).items():
             assert path in CHECKS_RIGHTS or isinstance(error, refused), (path, error)
     finally:
-        replace_text(tokens, before)
+        await put_back(running, before)
     created = lines_of(running.audit / "master.audit", methods.CREATE_TABLE)
     assert [
         line["who"] for line in created if line.get("request", {}).get("name") == "granted"
