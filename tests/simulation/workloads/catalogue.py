@@ -72,6 +72,7 @@ class Mixed(Workload):
 
 
 ON_ROWS: dict[str, MakeWorkload] = {
+    "chains": lambda: Chains(gathers=False),
     "loads": Arrivals,
     "successors": lambda: Mixed([Successors(), Drops(pause_seconds_max=0.4)]),
 }
