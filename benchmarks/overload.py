@@ -51,7 +51,7 @@ Transfer = Callable[[], Awaitable[None]]
 
 @dataclass
 class Level:
-    """What became of the arrivals of one level in one run."""
+    """Outcomes of the arrivals of one level in one run."""
 
     offered: float
     """Per second."""

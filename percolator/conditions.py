@@ -201,11 +201,11 @@ class Judge:
         """It keeps rows that have none of its columns."""
 
     def keeps(self, cells: Cells, rows: int) -> list[bool]:
-        """Whether it keeps each of so many rows. Raises `SchemaError` if a value cannot be read."""
+        """For each row, True if it is kept. Raises `SchemaError` if a value cannot be read."""
         return self._decide(_Values(cells, rows))
 
     def keeps_row(self, row: Mapping[bytes, bytes | None]) -> bool:
-        """Whether it keeps one row, given by column."""
+        """True if one row, given by column, is kept."""
         return self.keeps({column: (row.get(column),) for column in self.columns}, 1)[0]
 
     def judged(self, cells: Cells, rows: int) -> tuple[list[bool], set[int]]:
@@ -327,7 +327,7 @@ def _begins(prefix: bytes, values: list[bytes]) -> Iterator[bool]:
 
 
 def _reader(codec: str) -> _Reader | None:
-    """What reads values of this codec for comparison; None if they cannot be compared."""
+    """Reader of values of this codec for comparison; None if they cannot be compared."""
     known = _READERS.get(codec)
     if known is None and codec.startswith("decimal("):
         found = value_codec(codec)

@@ -46,7 +46,7 @@ class Admission:
         self.busy = 0
         """How many transactions wait in calls, or were just let in."""
         self.waiting: deque[tuple[asyncio.Future[None], float]] = deque()
-        """Those that have not begun, with their deadlines."""
+        """Transactions that have not begun, with their deadlines."""
         self._rate = 0.0
         """Ends per second; 0 if not known."""
         self._measured_at = 0.0

@@ -208,7 +208,7 @@ def list_(context: typer.Context, tokens: TokensFile) -> None:
 
 
 def _tables(entry: Entry) -> dict[str, list[str]]:
-    """What it may read, write and administer."""
+    """Tables and prefixes that a token may read, write and administer."""
     if entry.rights is not None:
         return entry.rights.texts()
     is_admin = entry.role is Role.ADMIN

@@ -116,7 +116,7 @@ CHECKS_RIGHTS = frozenset(
         methods.RESOLVE,
     )
 )
-"""What a token may call that has rights to some tables only. Each checks them; a tablet server does
+"""Procedures for tokens that have rights to some tables only. Each checks them; tablet servers do
 not, since a client that commits by itself has to meet the locks and primaries of any table."""
 
 ADMINISTERS_TABLE = frozenset(
@@ -131,4 +131,4 @@ ADMINISTERS_TABLE = frozenset(
         methods.CHANGE_CODECS,
     )
 )
-"""What it may also call if it may administer a table. Each checks which table it is about."""
+"""Procedures for such a token that may administer a table. Each checks which one it is about."""

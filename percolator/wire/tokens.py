@@ -73,7 +73,7 @@ class Right:
         return f"{self.table}:{row_text(self.prefix)}" if self.prefix else self.table
 
     def covers(self, table: str, start: bytes, end: bytes) -> bool:
-        """Whether all rows from `start` to below `end`, if it is not empty, belong to it."""
+        """True if all rows from `start` to below `end`, if it is not empty, belong to it."""
         if table != self.table:
             return False
         last = after_prefix(self.prefix)
@@ -81,7 +81,7 @@ class Right:
 
 
 class Rights(NamedTuple):
-    """What a token may do that is restricted to some tables."""
+    """Rights of a token that is restricted to some tables."""
 
     read: tuple[Right, ...] = ()
     write: tuple[Right, ...] = ()
@@ -89,7 +89,7 @@ class Rights(NamedTuple):
     """Whole tables, which it may create, change and delete."""
 
     def may_read(self, table: str, start: bytes, end: bytes) -> bool:
-        """Whether it may read these rows; with two empty bounds, the whole table."""
+        """True if it may read these rows; with two empty bounds, the whole table."""
         return any(right.covers(table, start, end) for right in self.read)
 
     def may_write(self, table: str, row: bytes) -> bool:
@@ -171,7 +171,7 @@ def parse(text: str, where: str, field: str = "tokens") -> dict[str, Entry]:
 
 
 class _Wrong(Exception):
-    """What is wrong with an entry. Never shows a value: it may be the token itself, put there by
+    """Error in an entry. Never shows a value: it may be the token itself, put there by
     mistake."""
 
 

@@ -38,7 +38,7 @@ _log = structlog.get_logger("percolator.tokens")
 
 
 class Grant(NamedTuple):
-    """What one token grants."""
+    """Role and rights that one token grants."""
 
     name: str
     role: Role
@@ -66,7 +66,7 @@ class Tokens:
         self._grants = _read(path)
 
     def grant_of(self, digest: bytes) -> Grant | None:
-        """What the token with this hash grants; None if it is unknown."""
+        """Grant of the token with this hash; None if it is unknown."""
         return self._grants.get(digest)
 
     async def follow(self, clock: Clock) -> None:

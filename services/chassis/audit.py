@@ -180,7 +180,7 @@ def _ends_with_line(file: int, size: int) -> bool:
 
 
 def _about(subject: Message) -> dict[str, Any]:
-    """What a request names: tables, tablets, servers, observers. Bytes hold rows and values, and
+    """Names in a request: of tables, tablets, servers, observers. Bytes hold rows and values, and
     are left out."""
     named = _fields(subject, _DEPTH_MAX)
     if len(json.dumps(named)) <= _SUBJECT_CHARACTERS_MAX:

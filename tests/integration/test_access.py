@@ -440,7 +440,7 @@ def lines_of(file: Path, method: Method) -> list[dict[str, Any]]:
 
 
 async def may_read(database: aio.Database, columns: list[Column[int]]) -> bool:
-    """Whether any server that a transaction needs still lets it in."""
+    """True if any server that a transaction needs still lets it in."""
     found = []
     for column in columns:
         try:

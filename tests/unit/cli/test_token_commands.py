@@ -44,7 +44,7 @@ class Commands:
         return {path.name: path.read_bytes() for path in self.directory.iterdir()}
 
     def grant(self, secret: str) -> Grant | None:
-        """What servers grant for the token in a file."""
+        """Grant of servers for the token in a file."""
         token = (self.directory / secret).read_text().strip()
         return Tokens(self.file).grant_of(token_hash(token))
 

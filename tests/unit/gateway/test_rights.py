@@ -1,4 +1,4 @@
-"""What a token may do that has rights to some tables only."""
+"""Calls by tokens that have rights to some tables only."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OPERATOR = Rights(administer=(Right(TABLE),))
 
 @contextmanager
 def token(rights: Rights | None) -> Iterator[None]:
-    """What is called in the block is called with such a token."""
+    """Calls in the block are made with such a token."""
     caller = CallerIdentity(Role.CLIENT, (b"", "192.0.2.1"), "shop", "192.0.2.1", rights)
     before = rpc._caller.set(caller)
     try:
