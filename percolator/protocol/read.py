@@ -13,9 +13,11 @@ row has more such locks, the rest are removed, or pushed one by one.
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
 from contextlib import aclosing
-from itertools import compress
+from itertools import compress, islice, pairwise
 from typing import TypeVar
 
 from percolator.codecs.readable import quoted
@@ -42,6 +44,7 @@ from percolator.routing.cells import (
     wants,
 )
 from percolator.routing.range_scan import JoinedPage, SentPage
+from percolator.tasks import stop_waiting_for
 from percolator.v1.tabletserver_pb2 import RowRead
 from percolator.wire.backoff import Backoff
 
@@ -286,7 +289,7 @@ async def scan_pages(
     statistics: Statistics,
 ) -> AsyncGenerator[list[FoundRow], None]:
     """Yields the rows of the range in order, in pages. The timeout applies to each page."""
-    pages = _counted_pages(env, cleanup, request, own, timeout_seconds, statistics)
+    pages = _read_ahead(env, cleanup, request, own, timeout_seconds, statistics)
     async with aclosing(pages):
         async for page, _ in pages:
             yield page
@@ -301,11 +304,93 @@ async def count_rows(
     statistics: Statistics,
 ) -> int:
     """Counts the rows of the range. The timeout applies to each page."""
-    pages = _counted_pages(
+    pages = _read_ahead(
         env, cleanup, request._replace(counts=True), own, timeout_seconds, statistics
     )
     async with aclosing(pages):
         return sum([len(page) + counted async for page, counted in pages])
+
+
+TABLETS_AT_ONCE = 4
+PAGES_AHEAD = 4
+"""How many pages of each tablet may wait for the caller."""
+
+_Page = tuple[list[FoundRow], int]
+"""Rows, and how many others were counted."""
+
+
+async def _read_ahead(
+    env: Environment,
+    cleanup: Cleanup,
+    request: RangeRequest,
+    own: WriteSet | None,
+    timeout_seconds: float,
+    statistics: Statistics,
+) -> AsyncGenerator[_Page, None]:
+    """Yields the pages of the range in order.
+
+    With a condition or a count, servers read much and answer little. So the next tablets are read
+    while the caller waits for the pages of the first one. Not with a limit: nobody might want them.
+    """
+
+    def pages_of(part: RangeRequest) -> AsyncGenerator[_Page, None]:
+        return _counted_pages(env, cleanup, part, own, timeout_seconds, statistics)
+
+    parts = [request]
+    if (request.counts or request.judge is not None) and not request.row_limit:
+        rows = await env.cells.boundaries(request.table_id, request.start, request.end)
+        bounds = [request.start, *rows, request.end]
+        parts = [request._replace(start=start, end=end) for start, end in pairwise(bounds)]
+    if len(parts) == 1:
+        async with aclosing(pages_of(request)) as pages:
+            async for only in pages:
+                yield only
+        return
+    if request.reverse:
+        parts.reverse()
+    left = iter(parts)
+    reading = deque(_PartRead(pages_of(part)) for part in islice(left, TABLETS_AT_ONCE))
+    try:
+        while reading:
+            while (page := await reading[0].next_page()) is not None:
+                yield page
+            reading.popleft()
+            reading.extend(_PartRead(pages_of(part)) for part in islice(left, 1))
+    finally:
+        for one in reading:
+            await one.stop()
+
+
+class _PartRead:
+    """The pages of one part of a range, read while the caller is still at another part."""
+
+    def __init__(self, pages: AsyncGenerator[_Page, None]) -> None:
+        self._pages = pages
+        self._found: asyncio.Queue[_Page | None] = asyncio.Queue()
+        """None at the end, also after an error."""
+        self._free = asyncio.Semaphore(PAGES_AHEAD)
+        self._task = asyncio.ensure_future(self._read())
+        self._task.add_done_callback(lambda _: self._found.put_nowait(None))
+
+    async def _read(self) -> None:
+        async with aclosing(self._pages):
+            async for page in self._pages:
+                await self._free.acquire()
+                self._found.put_nowait(page)
+
+    async def next_page(self) -> _Page | None:
+        """The next page; None after the last one."""
+        page = await self._found.get()
+        if page is None:
+            await self._task  # raises its error
+        else:
+            self._free.release()
+        return page
+
+    async def stop(self) -> None:
+        stop_waiting_for(self._task)
+        self._task.cancel()
+        await asyncio.wait({self._task})
 
 
 async def _counted_pages(
@@ -315,9 +400,7 @@ async def _counted_pages(
     own: WriteSet | None,
     timeout_seconds: float,
     statistics: Statistics,
-) -> AsyncGenerator[tuple[list[FoundRow], int], None]:
-    """Yields rows, and how many others were counted."""
-
+) -> AsyncGenerator[_Page, None]:
     def begin(request: RangeRequest) -> AsyncGenerator[RangePage, None]:
         return env.cells.scan(request, timeout_seconds)
 

@@ -419,6 +419,10 @@ class Cells(Mutations, Protocol):
         """Yields pages without gaps from one end of the range to the other. The timeout applies to
         each page, since the length of a scan depends on its caller."""
 
+    async def boundaries(self, table_id: int, start: bytes, end: bytes) -> list[bytes]:
+        """Rows at which the range may be cut, in order: to scan the parts at the same time is
+        faster. Found without a promise: tablets move, and are split."""
+
 
 class Groups(Protocol):
     """Groups of mutations that take effect at one moment or not at all."""

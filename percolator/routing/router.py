@@ -676,6 +676,12 @@ class Router:
     ) -> AsyncGenerator[RangePage, None]:
         return self._range_scan(request, timeout_seconds).pages()
 
+    async def boundaries(self, table_id: int, start: bytes, end: bytes) -> list[bytes]:
+        if self.tablets.locate(table_id, start) is None:
+            await self.tablets.try_refresh(table_id, start)
+        rows = [tablet.start for tablet in self.tablets.tablets(table_id)]
+        return [row for row in rows if start < row and (not end or row < end)]
+
     def scan_cells(
         self, request: RangeRequest, timeout_seconds: float
     ) -> AsyncGenerator[SentPage, None]:

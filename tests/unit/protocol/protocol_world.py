@@ -167,6 +167,9 @@ class Network:
         self.loses_answer: Callable[[CellMutation], bool] = lambda step: False
         self.refuses: Callable[[CellMutation], PercolatorError | None] = lambda step: None
         """The answer to a step that does not reach the store."""
+        self.scans: list[bytes] = []
+        """Where the scans begin that have not ended."""
+        self.scans_at_once = 0
 
     async def mutate(self, steps: Sequence[CellMutation], deadline: float) -> list[Answer]:
         return list(await asyncio.gather(*(self._mutate(step) for step in steps)))
@@ -244,9 +247,17 @@ class Network:
     async def scan(
         self, request: RangeRequest, timeout_seconds: float
     ) -> AsyncGenerator[RangePage, None]:
-        for page in pages(self._world.store, request):
-            await self._travel()
-            yield page
+        self.scans.append(request.start)
+        self.scans_at_once = max(self.scans_at_once, len(self.scans))
+        try:
+            for page in pages(self._world.store, request):
+                await self._travel()
+                yield page
+        finally:
+            self.scans.remove(request.start)
+
+    async def boundaries(self, table_id: int, start: bytes, end: bytes) -> list[bytes]:
+        return [row for row in (b"2", b"5", b"6", b"8") if start < row and (not end or row < end)]
 
     async def get(self, count: int = 1, timeout_seconds: float | None = None) -> int:
         await self._travel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 
 from percolator.aio import Database
-from percolator.codecs import integer
+from percolator.codecs import integer, text
+from percolator.conditions import Judge
 from percolator.errors import (
     CellAddress,
     ConflictError,
@@ -21,6 +22,7 @@ from percolator.errors import (
     InvariantViolation,
     OutcomeUnknown,
     Retry,
+    SchemaError,
     SnapshotTooOld,
 )
 from percolator.formats.records import KIND_LOCK_ONLY
@@ -28,7 +30,14 @@ from percolator.limits import Limits
 from percolator.protocol import steps
 from percolator.protocol.commit import Commit
 from percolator.protocol.environment import ROLLED_BACK, Statistics, Verdicts
-from percolator.protocol.read import PASSING_MAX, read_rows, scan_pages
+from percolator.protocol.read import (
+    PASSING_MAX,
+    TABLETS_AT_ONCE,
+    FoundRow,
+    count_rows,
+    read_rows,
+    scan_pages,
+)
 from percolator.protocol.roll_forward import JOINED_SECONDS, About, AskedOnce
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.catalog import Catalog, TableSchema
@@ -436,6 +445,69 @@ async def test_a_scan_shows_the_transactions_own_writes(here: World, reverse: bo
     expected = [b"", b"0", b"1", b"2", b"3", b"4", b"50", b"6", b"7", b"8", b"9", b"999"]
     assert rows == (expected[::-1] if reverse else expected)
     assert dict(found)[b"3"] == {b"x": b"changed"}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_scan_with_a_condition_reads_tablets_ahead_and_yields_their_rows_in_order(
+    here: World, reverse: bool
+) -> None:
+    await _ten_rows(here)
+    await left_behind(here, *(CellAddress(1, b"%d" % i, b"x") for i in (4, 7)), committed=True)
+    own = WriteSet(Limits())
+    own.put(CellAddress(1, b"60", b"x"), b"7")
+    client = here.client(PATIENT)
+    pages = _scan_where(client, await client.start_timestamp(), own, reverse=reverse)
+    found: list[tuple[bytes, bytes | None]] = []
+    async for page in pages:
+        found += [(row, cells[b"x"].value) for row, cells in page]
+    expected = [(b"%d" % i, b"%d" % i) for i in (1, 2, 3, 5, 6)]
+    expected = sorted([*expected, (b"60", b"7"), (b"8", b"8"), (b"9", b"9")], reverse=reverse)
+    assert found == expected, "0 and the two that are now `pending` are left out"
+    assert client.network.scans_at_once == TABLETS_AT_ONCE
+
+
+@pytest.mark.parametrize("pages_read", [0, 1])
+async def test_a_scan_that_is_left_early_leaves_no_reads_behind(
+    here: World, pages_read: int
+) -> None:
+    await _ten_rows(here)
+    client = here.client()
+    pages = _scan_where(client, await client.start_timestamp())
+    for _ in range(pages_read):
+        await anext(pages)
+    assert bool(client.network.scans) == bool(pages_read)
+    await pages.aclose()
+    assert not client.network.scans
+
+
+async def test_the_error_of_a_later_tablet_comes_after_the_rows_before_it(here: World) -> None:
+    await _ten_rows(here)
+    client = here.client()
+    await client.write({CellAddress(1, b"77", b"x"): put(b"\xff")})
+    pages = _scan_where(client, await client.start_timestamp())
+    found: list[bytes] = []
+    while len(found) < 7:
+        found += [row for row, _ in await anext(pages)]
+    with pytest.raises(SchemaError, match=r"where, in row '77'"):
+        await anext(pages)
+    assert found == [b"%d" % i for i in range(1, 8)]
+    assert not client.network.scans
+    request = RangeRequest(1, b"", b"", None, await client.start_timestamp(), judge=_not_zero())
+    with pytest.raises(SchemaError, match=r"where, in row '77'"):
+        await count_rows(client.env, client.cleanup, request, None, 20.0, Statistics())
+    assert not client.network.scans
+
+
+def _not_zero() -> Judge:
+    x = Table("texts").column("x", text)
+    return Judge(((x > "0") & (x < "a")).message)
+
+
+def _scan_where(
+    client: Client, start: int, own: WriteSet | None = None, *, reverse: bool = False
+) -> AsyncGenerator[list[FoundRow], None]:
+    request = RangeRequest(1, b"", b"", None, start, reverse, judge=_not_zero())
+    return scan_pages(client.env, client.cleanup, request, own, 20.0, Statistics())
 
 
 # Transactions that the collection of old versions has overtaken.
