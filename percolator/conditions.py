@@ -1,6 +1,6 @@
 """Conditions on the values of a row: which rows a scan keeps.
 
-Programs write them with columns, and tablet servers judge by them what they send:
+Programs write them with columns, and tablet servers send only the rows that match:
 
     where=(age >= 18) & name.startswith("A") | left.is_null()
 
@@ -8,7 +8,7 @@ Values are compared, not bytes: each is read with the column's codec, and compar
 Text is compared by code point, which is the order of its UTF-8 bytes. A column without a value
 matches nothing but `is_null()`, as in SQL. A value that the codec cannot read is an error where the
 scan comes to its row, whatever the other parts of the condition say; so the order of the parts
-never matters, nor who judges.
+never matters.
 """
 
 from __future__ import annotations
@@ -181,10 +181,10 @@ def necessary(message: RowFilter) -> list[RowFilter]:
     return [] if message.kind in _NULLS else [message]
 
 
-# Judging.
+# Evaluation, of many rows at a time.
 
 
-class Judge:
+class Predicate:
     """Says of many rows at a time which ones a condition keeps."""
 
     def __init__(self, message: RowFilter, field: str = "filter") -> None:
@@ -208,7 +208,7 @@ class Judge:
         """True if one row, given by column, is kept."""
         return self.keeps({column: (row.get(column),) for column in self.columns}, 1)[0]
 
-    def judged(self, cells: Cells, rows: int) -> tuple[list[bool], set[int]]:
+    def evaluate(self, cells: Cells, rows: int) -> tuple[list[bool], set[int]]:
         """As `keeps`, and which rows have a value that cannot be read: their answers count for
         nothing."""
         try:
@@ -287,7 +287,7 @@ def _decider(message: RowFilter, field: str) -> _Decider:
         compare = partial(_begins, operands[0])
     else:
         compare = partial(_compare, _COMPARED[kind], operands[0])
-    return partial(_judge_column, message.column, message.codec, read, compare)
+    return partial(_compare_column, message.column, message.codec, read, compare)
 
 
 _Comparison = Callable[[list[Any]], Iterator[bool]]
@@ -307,7 +307,7 @@ def _is_null(compare: Callable[[Any, Any], bool], column: bytes, values: _Values
     return [*map(compare, values.cells[column], repeat(None))]
 
 
-def _judge_column(
+def _compare_column(
     column: bytes, codec: str, read: _Reader, compare: _Comparison, values: _Values
 ) -> list[bool]:
     return values.spread(column, [*compare(values.present(column, codec, read))])

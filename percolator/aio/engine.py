@@ -26,7 +26,7 @@ from percolator.limits import Limits
 from percolator.protocol.announcing import is_current, learn_schemas
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, OpenStarts, Owners, Verdicts
-from percolator.protocol.shared.participant import Beats
+from percolator.protocol.shared.participant import ParticipantHeartbeats
 from percolator.protocol.write_set import Heartbeats
 from percolator.routing.catalog import Catalog, TableInfo, TabletMap, with_remedy
 from percolator.routing.cells import Cells, Groups, RangeRequest
@@ -253,7 +253,7 @@ class Engine:
         )
         self.cleanup = Cleanup(self.env)
         self.heartbeats = Heartbeats(self.env)
-        self.beats = Beats(self.env)
+        self.participant_heartbeats = ParticipantHeartbeats(self.env)
         self.slow_log = SlowLog(world.clock)
         self._all_is_closed = asyncio.Event()
         self._closing = closing
@@ -374,7 +374,7 @@ class Engine:
             ending.push_async_callback(self._deleted_tables.close)
             ending.push_async_callback(self._router.close)
             ending.push_async_callback(self._newer_schemas.close)
-            ending.push_async_callback(self.beats.close)
+            ending.push_async_callback(self.participant_heartbeats.close)
             ending.callback(self.heartbeats.close)
             ending.callback(self.slow_log.close)
             await self.env.background.drain(drain_seconds)

@@ -37,7 +37,7 @@ from percolator.arguments import (
     require_table,
     require_whole,
 )
-from percolator.conditions import Condition, Judge, require_condition
+from percolator.conditions import Condition, Predicate, require_condition
 from percolator.errors import (
     CellAddress,
     InvalidArgument,
@@ -657,7 +657,7 @@ class Reader:
         columns: Columns | None = None
         if where is not None:
             require_condition(where, "where")
-            if not Judge(where.message).keeps_empty:
+            if not Predicate(where.message).keeps_empty:
                 columns = ()  # nor need any other column be looked at
         request = await self._range(table, bounds, columns, where, timeout)
         if request is None:
@@ -686,13 +686,13 @@ class Reader:
         require_table(table)
         first, last = stored_range(table, *bounds)
         names, prefixes = stored_names(table, columns)
-        judge = None
+        predicate = None
         if where is not None:
             require_condition(where, "where")
             asked, _ = stored_names(table, where.columns)
             if names is not None:
                 names = list(dict.fromkeys(names + (asked or [])))
-            judge = Judge(where.message, "where")
+            predicate = Predicate(where.message, "where")
         if not (names is None or names or prefixes):
             # Rows without a value in them are left out, so there would never be any.
             raise InvalidArgument("columns", "is empty; omit it to read all columns")
@@ -711,7 +711,7 @@ class Reader:
             None if names is None else tuple(names),
             self.start or await self.begin(deadline),
             prefixes=prefixes,
-            judge=judge,
+            predicate=predicate,
         )
 
 
@@ -833,7 +833,7 @@ class Reads(Awaits):
 
         With a `prefix`, only rows whose keys begin with it: `start` says where to continue in them.
         The time-out applies to each page. Rows without a value in `columns` are left out. `where`
-        keeps the rows that match a condition; tablet servers judge it, and send the others not.
+        keeps the rows that match a condition; tablet servers do not send the others.
 
         >>> async for row in snapshot.scan(accounts, prefix="b", columns=[balance]):
         ...     print(row.key, row[balance])

@@ -165,8 +165,8 @@ class Share(Awaits):
             raise UsageError("the attempt has begun already")
         self._is_open = True
         self._engine.open_starts.add(self, self._ticket.unchanged_since or self._ticket.began)
-        self._engine.beats.add(self._attempt)
-        self._engine.beats.add(self._keeper)
+        self._engine.participant_heartbeats.add(self._attempt)
+        self._engine.participant_heartbeats.add(self._keeper)
 
     def set(self, row: K, column: Column[T, K], value: T) -> Written:
         """Writes a value. It is locked now or later, and visible when the driver has committed.
@@ -298,8 +298,8 @@ class Share(Awaits):
 
     def _leave(self) -> None:
         self._is_open = False
-        self._engine.beats.discard(self._attempt)
-        self._engine.beats.discard(self._keeper)
+        self._engine.participant_heartbeats.discard(self._attempt)
+        self._engine.participant_heartbeats.discard(self._keeper)
         self._engine.open_starts.discard(self)
 
     def _require_open(self) -> None:
@@ -417,7 +417,7 @@ class SharedTransaction(Awaits):
         # Commits below the safe point are refused, so that must not pass the parts.
         engine.open_starts.add(self, self._ticket.unchanged_since or self._ticket.began)
         self._keeper = Keeper(engine.env, self._ticket.job)
-        engine.beats.add(self._keeper)
+        engine.participant_heartbeats.add(self._keeper)
 
     @must_be_awaited
     async def commit(
@@ -536,7 +536,7 @@ class SharedTransaction(Awaits):
         self._ended = how
         self._engine.open_starts.discard(self)
         if self._keeper is not None:
-            self._engine.beats.discard(self._keeper)
+            self._engine.participant_heartbeats.discard(self._keeper)
 
     @contextmanager
     def _only_call(self, does: str) -> Iterator[None]:

@@ -204,7 +204,7 @@ class Reads(Wrapper[S]):
 
         With a `prefix`, only rows whose keys begin with it: `start` says where to continue in them.
         The time-out applies to each page. Rows without a value in `columns` are left out. `where`
-        keeps the rows that match a condition; tablet servers judge it, and send the others not.
+        keeps the rows that match a condition; tablet servers do not send the others.
 
         >>> for row in snapshot.scan(accounts, prefix="b", columns=[balance]):
         ...     print(row.key, row[balance])

@@ -105,13 +105,13 @@ class Cleanup:
             passable = {start for start in unknown if self._pushing.is_above(start, read_at)}
             for start in passable:
                 del unknown[start]
-        overtaken: set[int] = set()
+        lost: set[int] = set()
         if unknown:
-            undecided, overtaken = await self._ask_primaries(list(unknown.values()), deadline)
+            undecided, lost = await self._ask_primaries(list(unknown.values()), deadline)
             undecided, collected = await self._roll_back_dead(
                 undecided, deadline, known_now, waited_seconds, ended_below
             )
-            overtaken |= collected
+            lost |= collected
             if read_at:
                 # Without a lock on the primary, its prewrite may be in flight: there is nothing to
                 # push yet.
@@ -144,9 +144,9 @@ class Cleanup:
             to_resolve += await self._rolling.leave_behind(readable)
         if to_resolve:
             await self._rolling.roll(to_resolve, deadline)
-        if overtaken:
-            await self._take_back(
-                [one for one in met if one.lock.start_timestamp in overtaken], deadline
+        if lost:
+            await self._roll_back_lost(
+                [one for one in met if one.lock.start_timestamp in lost], deadline
             )
         return passable
 
@@ -205,12 +205,12 @@ class Cleanup:
     ) -> tuple[list[_Undecided], set[int]]:
         """Rolls back, on its primary, every transaction whose owner is gone.
 
-        Returns the live ones, and the start timestamps of others whose outcome the primary no
-        longer knows, because its history was collected, or its table is gone for good.
+        Returns the live ones, and the start timestamps of others whose outcome is lost: the primary
+        no longer knows it, because its history was collected, or its table is gone for good.
         """
-        overtaken: set[int] = set()
+        lost: set[int] = set()
         if not undecided:
-            return undecided, overtaken
+            return undecided, lost
         gone: set[bytes] = set()
         now = known_now
         if waited_seconds > 0:
@@ -240,10 +240,10 @@ class Cleanup:
                 elif isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT:
                     self._env.verdicts.put(start, answer.offender.timestamp)
                 elif isinstance(answer, SnapshotTooOld) or self._primaries.is_gone(answer):
-                    overtaken.add(start)
-        return alive, overtaken
+                    lost.add(start)
+        return alive, lost
 
-    async def _take_back(self, met: Sequence[MetLock], deadline: float) -> None:
+    async def _roll_back_lost(self, met: Sequence[MetLock], deadline: float) -> None:
         """Rolls back cells without a decision. On a cell that was committed, the tablet refuses:
         it finds the commit record, or knows that history there was collected."""
         left = {
@@ -386,23 +386,23 @@ class Pushing:
 
     def __init__(self, env: Environment) -> None:
         self._env = env
-        self._least: OrderedDict[int, int] = OrderedDict()
+        self._min_commits: OrderedDict[int, int] = OrderedDict()
         """By start timestamp."""
 
     def is_above(self, start: int, read_at: int) -> bool:
         """True if the transaction is known to commit above the snapshot, if at all."""
-        return self._least.get(start, 0) > read_at
+        return self._min_commits.get(start, 0) > read_at
 
     def passable(self, read_at: int, most: int) -> tuple[int, ...]:
         """The transactions known to commit above the snapshot, if at all: the last of them."""
-        known = [start for start, least in self._least.items() if least > read_at]
+        known = [start for start, min_commit in self._min_commits.items() if min_commit > read_at]
         return tuple(known[-most:])
 
-    def note(self, start: int, least: int) -> None:
+    def note(self, start: int, min_commit: int) -> None:
         """Remembers that the transaction commits at this timestamp or above, if at all."""
-        remembered = self._least
-        if least > remembered.get(start, 0):
-            remembered[start] = least
+        remembered = self._min_commits
+        if min_commit > remembered.get(start, 0):
+            remembered[start] = min_commit
             remembered.move_to_end(start)
         if len(remembered) > _REMEMBERED_MAX:
             remembered.popitem(last=False)
@@ -423,11 +423,11 @@ class Pushing:
         below = [lock for lock in primaries if lock.min_commit_timestamp <= read_at]
         due = await self._due(below, read_at, waited_seconds, deadline)
         if due:
-            pushes = [push_step(lock.primary, lock, least) for lock, least in due]
+            pushes = [push_step(lock.primary, lock, min_commit) for lock, min_commit in due]
             answers = await self._env.cells.mutate(pushes, deadline)
-            for (lock, least), answer in zip(due, answers, strict=True):
+            for (lock, min_commit), answer in zip(due, answers, strict=True):
                 if answer is APPLIED:
-                    self.note(lock.start_timestamp, least)
+                    self.note(lock.start_timestamp, min_commit)
                 elif (there := lock_in(answer, lock.start_timestamp)) is not None:
                     # Another reader may have pushed it.
                     self.note(there.start_timestamp, there.min_commit_timestamp)
@@ -440,17 +440,17 @@ class Pushing:
         """The locks to push now, and up to where."""
         env = self._env
         patience = env.limits.push_after_seconds
-        least = read_at + 1
+        min_commit = read_at + 1
         if waited_seconds >= patience:
-            return [(lock, least) for lock in locks]
-        ahead = least + (int(patience * 1000) << SEQUENCE_BITS)
+            return [(lock, min_commit) for lock in locks]
+        ahead = min_commit + (int(patience * 1000) << SEQUENCE_BITS)
         due = [(lock, ahead) for lock in locks if _is_participant(lock, ATTEMPT_OPEN)]
         finished = [lock for lock in locks if _is_participant(lock, ATTEMPT_FINISHED)]
         if finished:
             left = patience - seconds_between(read_at, await env.timestamp(deadline))
             if left < deadline - env.now():
                 await env.clock.sleep(max(left, 0.0))
-                due += [(lock, least) for lock in finished]
+                due += [(lock, min_commit) for lock in finished]
         return due
 
 
@@ -463,8 +463,8 @@ def _is_participant(primary: LockRecord, state: bytes) -> bool:
     )
 
 
-def push_step(address: CellAddress, lock: LockRecord, least: int) -> CellMutation:
+def push_step(address: CellAddress, lock: LockRecord, min_commit: int) -> CellMutation:
     """The step that raises the lock's least commit timestamp."""
     table_id, row, column = address
-    raised = replace(lock, min_commit_timestamp=least)
+    raised = replace(lock, min_commit_timestamp=min_commit)
     return CellMutation(table_id, steps.replace_lock(row, column, lock.prefix, raised.encode()))

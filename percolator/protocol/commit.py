@@ -84,7 +84,7 @@ from percolator.protocol.conflicts import (
 )
 from percolator.protocol.environment import ROLLED_BACK, Environment, LockWait, Statistics
 from percolator.protocol.write_set import (
-    LEAD_SECONDS_MAX,
+    MARGIN_SECONDS_MAX,
     Heartbeats,
     PrimaryLock,
     WriteSteps,
@@ -549,7 +549,7 @@ class Commit:
         # regression, and `commit_primary` takes a later timestamp.
         # A heartbeat may have raised it, perhaps one of another committer: not too far.
         wait = seconds_until(in_use + 1, lock.commit_ts)
-        if lock.commit_ts <= before or wait > 2 * LEAD_SECONDS_MAX:
+        if lock.commit_ts <= before or wait > 2 * MARGIN_SECONDS_MAX:
             in_use = max(in_use, before)
             raise TimestampRegression(f"the oracle gave {lock.commit_ts} after {in_use} was in use")
         if wait:

@@ -21,7 +21,7 @@ from itertools import compress, islice, pairwise
 from typing import TypeVar
 
 from percolator.codecs.readable import quoted
-from percolator.conditions import Judge
+from percolator.conditions import Predicate
 from percolator.errors import DeadlineExceeded, SchemaError
 from percolator.formats.records import (
     KIND_PUT,
@@ -417,7 +417,7 @@ async def _counted_pages(
             if own is not None and own.cells:
                 written = own.rows(request.table_id, page.start, page.end)
                 is_laid_over = bool(written)
-                if request.judge is not None or request.counts:
+                if request.predicate is not None or request.counts:
                     left_out = [row for row in written if row not in rows]
                     for at in range(0, len(left_out), _WRITTEN_AT_ONCE):
                         some = {row: written.pop(row) for row in left_out[at:][:_WRITTEN_AT_ONCE]}
@@ -429,10 +429,10 @@ async def _counted_pages(
             if page.locks or is_laid_over:
                 found = [(row, cells) for row, cells in found if cells]
                 found.sort(key=_row_of, reverse=request.reverse)
-            if request.judge is None:
+            if request.predicate is None:
                 yield found, counted
                 continue
-            found, error = _judged(found, request.judge)
+            found, error = _matching(found, request.predicate)
             yield found, counted
             if error is not None:
                 raise error
@@ -454,31 +454,31 @@ def _lay_over_left_out(
     counted = 0
     if request.counts:
         before = [(row, cells) for row, cells in found.items() if cells]
-        counted = len(_judged(before, request.judge)[0])
+        counted = len(_matching(before, request.predicate)[0])
     _lay_over(found, written, request)
-    after, error = _judged([*found.items()], request.judge)
-    # If one cannot be judged, it is an error only if the scan comes to it.
+    after, error = _matching([*found.items()], request.predicate)
+    # If one cannot be read, it is an error only if the scan comes to it.
     rows |= found if error is not None else after
     return -counted
 
 
-def _judged(
-    found: list[FoundRow], judge: Judge | None
+def _matching(
+    found: list[FoundRow], predicate: Predicate | None
 ) -> tuple[list[FoundRow], SchemaError | None]:
-    """The rows that the condition keeps, up to the first one that cannot be judged, and why not.
+    """The rows that the condition keeps, up to the first one that cannot be read, and why not.
 
     A server leaves out only what cannot match, and a row store nothing at all.
     """
-    if judge is None:
+    if predicate is None:
         return found, None
-    cells = {name: [_value_of(row, name) for _, row in found] for name in judge.columns}
-    kept, unreadable = judge.judged(cells, len(found))
+    cells = {name: [_value_of(row, name) for _, row in found] for name in predicate.columns}
+    kept, unreadable = predicate.evaluate(cells, len(found))
     error = None
     if unreadable:
         first = min(unreadable)
         row, values = found[first]
         try:
-            judge.keeps_row({name: _value_of(values, name) for name in judge.columns})
+            predicate.keeps_row({name: _value_of(values, name) for name in predicate.columns})
         except SchemaError as why:
             error = SchemaError(f"where, in row {quoted(row)}: {why.message}")
         found = found[:first]

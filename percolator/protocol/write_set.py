@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from sortedcontainers import SortedDict
@@ -29,7 +28,6 @@ from percolator.formats.records import (
     LOCK_HEADER,
     TTL_MILLISECONDS_MAX,
     WRITE_HEADER,
-    LockRecord,
     lock_prefix,
     locked_column,
     read_lock_column,
@@ -52,6 +50,154 @@ from percolator.routing.cells import (
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.cells_pb2 import Cell
 from percolator.v1.tabletserver_pb2 import Mutation, StepList
+
+Write = tuple[int, bytes]
+"""KIND_PUT, KIND_DELETE or KIND_LOCK_ONLY, and the value of a put. In a `WriteSet`, it may be a
+KIND_READ_LOCK, too: a lock-only write of a hidden cell, once the start timestamp is known."""
+
+LOCK_KINDS = (KIND_LOCK_ONLY, KIND_READ_LOCK)
+"""Writes that change nothing a reader could see."""
+
+_FEW = 32
+"""So many writes are sooner looked through than sorted by row."""
+
+
+class WriteSet:
+    """The writes by cell; only the last write to a cell counts."""
+
+    __slots__ = ("_columns", "_limits", "cells", "has_read_locks", "size_bytes")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.cells: dict[CellAddress, Write] = {}
+        self.size_bytes = 0
+        self.has_read_locks = False
+        self._columns: SortedDict[tuple[int, bytes], list[bytes]] | None = None
+        """The columns of the cells, by table and row. Made for the first read that needs them:
+        otherwise, each read of a row would look through all writes."""
+
+    def put(self, cell: CellAddress, value: bytes) -> None:
+        self._write(cell, (KIND_PUT, value))
+
+    def delete(self, cell: CellAddress) -> None:
+        self._write(cell, (KIND_DELETE, b""))
+
+    def lock(self, cell: CellAddress) -> None:
+        known = self.cells.get(cell)
+        if known is None or known[0] == KIND_READ_LOCK:  # a put or a delete locks the cell anyway
+            self._write(cell, (KIND_LOCK_ONLY, b""))
+
+    def read_lock(self, cell: CellAddress) -> None:
+        if cell not in self.cells:  # any other write excludes more
+            self._write(cell, (KIND_READ_LOCK, b""))
+            self.has_read_locks = True
+
+    def adopt(self, other: WriteSet) -> None:
+        """Takes over all writes of a set that was checked against the same limits."""
+        self.cells.update(other.cells)
+        self._columns = None
+        self.has_read_locks = self.has_read_locks or other.has_read_locks
+
+    def own_value(self, cell: CellAddress) -> FoundCell | None:
+        """The written cell, with a value of None if it was deleted; None if it was not changed."""
+        write = self.cells.get(cell)
+        if write is None or write[0] in LOCK_KINDS:
+            return None
+        return FoundCell(0, write[1] if write[0] == KIND_PUT else None)
+
+    def stored(self, start: int) -> Mapping[CellAddress, Write]:
+        """The writes by stored cell, of a transaction that began then."""
+        return stored_writes(self.cells, start) if self.has_read_locks else self.cells
+
+    def write_together(self, writes: Sequence[tuple[CellAddress, bytes | None]]) -> None:
+        """Writes all values, or none if not all of them fit; None deletes."""
+        before = {cell: self.cells.get(cell) for cell, _ in writes}
+        size_bytes = self.size_bytes
+        try:
+            for cell, value in writes:
+                self._write(cell, (KIND_DELETE, b"") if value is None else (KIND_PUT, value))
+        except TransactionTooLarge:
+            for cell, old in before.items():
+                if old is None:
+                    self.cells.pop(cell, None)
+                else:
+                    self.cells[cell] = old
+            self.size_bytes = size_bytes
+            self._columns = None
+            raise
+
+    def _write(self, cell: CellAddress, write: Write) -> None:
+        cells, limits = self.cells, self._limits
+        old = cells.get(cell)
+        size_bytes = self.size_bytes + len(write[1])
+        if old is None:
+            if len(cells) >= limits.transaction_cells_max:
+                raise TransactionTooLarge(
+                    f"a transaction can write at most {limits.transaction_cells_max} cells"
+                )
+            size_bytes += len(cell.row) + len(cell.column)
+        else:
+            size_bytes -= len(old[1])
+        if size_bytes > limits.transaction_bytes_max:
+            raise TransactionTooLarge(
+                f"a transaction can write at most {limits.transaction_bytes_max} bytes"
+            )
+        cells[cell] = write
+        self.size_bytes = size_bytes
+        if old is None and self._columns is not None:
+            _note(self._columns, cell)
+
+    def rows(self, table_id: int, start: bytes, end: bytes) -> dict[bytes, dict[bytes, Write]]:
+        """The writes in a range of rows, by row and column. An empty `end` means the last row."""
+        if len(self.cells) <= _FEW:
+            return _by_row(
+                (cell, write)
+                for cell, write in self.cells.items()
+                if cell[0] == table_id and start <= cell[1] and (not end or cell[1] < end)
+            )
+        stop = (table_id, end) if end else (table_id + 1, b"")
+        columns = self._columns_by_row()
+        rows = columns.irange((table_id, start), stop, inclusive=(True, False))
+        return {row: self._of_row(table_id, row, columns[table_id, row]) for _, row in rows}
+
+    def of_rows(self, table_id: int, rows: Collection[bytes]) -> dict[bytes, dict[bytes, Write]]:
+        """The writes to these rows, by row and column; rows without any are missing."""
+        if len(self.cells) <= _FEW:
+            wanted = frozenset(rows)
+            return _by_row(
+                (cell, write)
+                for cell, write in self.cells.items()
+                if cell[0] == table_id and cell[1] in wanted
+            )
+        columns = self._columns_by_row()
+        return {
+            row: self._of_row(table_id, row, columns[table_id, row])
+            for row in rows
+            if (table_id, row) in columns
+        }
+
+    def _of_row(self, table_id: int, row: bytes, columns: list[bytes]) -> dict[bytes, Write]:
+        return {column: self.cells[CellAddress(table_id, row, column)] for column in columns}
+
+    def _columns_by_row(self) -> SortedDict[tuple[int, bytes], list[bytes]]:
+        if self._columns is None:
+            self._columns = SortedDict()
+            for cell in self.cells:
+                _note(self._columns, cell)
+        return self._columns
+
+
+def _note(columns: SortedDict[tuple[int, bytes], list[bytes]], cell: CellAddress) -> None:
+    table_id, row, column = cell
+    columns.setdefault((table_id, row), []).append(column)
+
+
+def _by_row(writes: Iterable[tuple[CellAddress, Write]]) -> dict[bytes, dict[bytes, Write]]:
+    found: dict[bytes, dict[bytes, Write]] = {}
+    for (_, row, column), write in writes:
+        found.setdefault(row, {})[column] = write
+    return found
+
 
 # Read locks in the client: a transaction's write set names the cell, the cluster a hidden one.
 #
@@ -98,11 +244,6 @@ def locked_cell(cell: CellAddress) -> CellAddress:
 #
 # Building a step has no effect and may be repeated: its content depends on nothing but the write
 # set, the start timestamp and the arguments, so a repeated step is identical.
-
-Write = tuple[int, bytes]
-"""KIND_PUT, KIND_DELETE or KIND_LOCK_ONLY, and the value of a put. In a `WriteSet`, it may be a
-KIND_READ_LOCK, too: a lock-only write of a hidden cell, once the start timestamp is known."""
-
 
 _NO_TABLES: Mapping[str, TableInfo] = {}
 
@@ -347,150 +488,6 @@ def require_same_codecs(
             info.codecs.require_unchanged(schema.codecs, put)
 
 
-LOCK_KINDS = (KIND_LOCK_ONLY, KIND_READ_LOCK)
-"""Writes that change nothing a reader could see."""
-
-_FEW = 32
-"""So many writes are sooner looked through than sorted by row."""
-
-
-class WriteSet:
-    """The writes by cell; only the last write to a cell counts."""
-
-    __slots__ = ("_columns", "_limits", "cells", "has_read_locks", "size_bytes")
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self.cells: dict[CellAddress, Write] = {}
-        self.size_bytes = 0
-        self.has_read_locks = False
-        self._columns: SortedDict[tuple[int, bytes], list[bytes]] | None = None
-        """The columns of the cells, by table and row. Made for the first read that needs them:
-        otherwise, each read of a row would look through all writes."""
-
-    def put(self, cell: CellAddress, value: bytes) -> None:
-        self._write(cell, (KIND_PUT, value))
-
-    def delete(self, cell: CellAddress) -> None:
-        self._write(cell, (KIND_DELETE, b""))
-
-    def lock(self, cell: CellAddress) -> None:
-        known = self.cells.get(cell)
-        if known is None or known[0] == KIND_READ_LOCK:  # a put or a delete locks the cell anyway
-            self._write(cell, (KIND_LOCK_ONLY, b""))
-
-    def read_lock(self, cell: CellAddress) -> None:
-        if cell not in self.cells:  # any other write excludes more
-            self._write(cell, (KIND_READ_LOCK, b""))
-            self.has_read_locks = True
-
-    def adopt(self, other: WriteSet) -> None:
-        """Takes over all writes of a set that was checked against the same limits."""
-        self.cells.update(other.cells)
-        self._columns = None
-        self.has_read_locks = self.has_read_locks or other.has_read_locks
-
-    def own_value(self, cell: CellAddress) -> FoundCell | None:
-        """The written cell, with a value of None if it was deleted; None if it was not changed."""
-        write = self.cells.get(cell)
-        if write is None or write[0] in LOCK_KINDS:
-            return None
-        return FoundCell(0, write[1] if write[0] == KIND_PUT else None)
-
-    def stored(self, start: int) -> Mapping[CellAddress, Write]:
-        """The writes by stored cell, of a transaction that began then."""
-        return stored_writes(self.cells, start) if self.has_read_locks else self.cells
-
-    def write_together(self, writes: Sequence[tuple[CellAddress, bytes | None]]) -> None:
-        """Writes all values, or none if not all of them fit; None deletes."""
-        before = {cell: self.cells.get(cell) for cell, _ in writes}
-        size_bytes = self.size_bytes
-        try:
-            for cell, value in writes:
-                self._write(cell, (KIND_DELETE, b"") if value is None else (KIND_PUT, value))
-        except TransactionTooLarge:
-            for cell, old in before.items():
-                if old is None:
-                    self.cells.pop(cell, None)
-                else:
-                    self.cells[cell] = old
-            self.size_bytes = size_bytes
-            self._columns = None
-            raise
-
-    def _write(self, cell: CellAddress, write: Write) -> None:
-        cells, limits = self.cells, self._limits
-        old = cells.get(cell)
-        size_bytes = self.size_bytes + len(write[1])
-        if old is None:
-            if len(cells) >= limits.transaction_cells_max:
-                raise TransactionTooLarge(
-                    f"a transaction can write at most {limits.transaction_cells_max} cells"
-                )
-            size_bytes += len(cell.row) + len(cell.column)
-        else:
-            size_bytes -= len(old[1])
-        if size_bytes > limits.transaction_bytes_max:
-            raise TransactionTooLarge(
-                f"a transaction can write at most {limits.transaction_bytes_max} bytes"
-            )
-        cells[cell] = write
-        self.size_bytes = size_bytes
-        if old is None and self._columns is not None:
-            _note(self._columns, cell)
-
-    def rows(self, table_id: int, start: bytes, end: bytes) -> dict[bytes, dict[bytes, Write]]:
-        """The writes in a range of rows, by row and column. An empty `end` means the last row."""
-        if len(self.cells) <= _FEW:
-            return _by_row(
-                (cell, write)
-                for cell, write in self.cells.items()
-                if cell[0] == table_id and start <= cell[1] and (not end or cell[1] < end)
-            )
-        stop = (table_id, end) if end else (table_id + 1, b"")
-        columns = self._columns_by_row()
-        rows = columns.irange((table_id, start), stop, inclusive=(True, False))
-        return {row: self._of_row(table_id, row, columns[table_id, row]) for _, row in rows}
-
-    def of_rows(self, table_id: int, rows: Collection[bytes]) -> dict[bytes, dict[bytes, Write]]:
-        """The writes to these rows, by row and column; rows without any are missing."""
-        if len(self.cells) <= _FEW:
-            wanted = frozenset(rows)
-            return _by_row(
-                (cell, write)
-                for cell, write in self.cells.items()
-                if cell[0] == table_id and cell[1] in wanted
-            )
-        columns = self._columns_by_row()
-        return {
-            row: self._of_row(table_id, row, columns[table_id, row])
-            for row in rows
-            if (table_id, row) in columns
-        }
-
-    def _of_row(self, table_id: int, row: bytes, columns: list[bytes]) -> dict[bytes, Write]:
-        return {column: self.cells[CellAddress(table_id, row, column)] for column in columns}
-
-    def _columns_by_row(self) -> SortedDict[tuple[int, bytes], list[bytes]]:
-        if self._columns is None:
-            self._columns = SortedDict()
-            for cell in self.cells:
-                _note(self._columns, cell)
-        return self._columns
-
-
-def _note(columns: SortedDict[tuple[int, bytes], list[bytes]], cell: CellAddress) -> None:
-    table_id, row, column = cell
-    columns.setdefault((table_id, row), []).append(column)
-
-
-def _by_row(writes: Iterable[tuple[CellAddress, Write]]) -> dict[bytes, dict[bytes, Write]]:
-    found: dict[bytes, dict[bytes, Write]] = {}
-    for (_, row, column), write in writes:
-        found.setdefault(row, {})[column] = write
-    return found
-
-
 # Keeping long commits alive: the lock on the primary, and the heartbeats that raise it.
 #
 # A lock's time to live is short, so that a dead owner holds others up for seconds only. While its
@@ -503,18 +500,18 @@ def _by_row(writes: Iterable[tuple[CellAddress, Write]]) -> dict[bytes, dict[byt
 # if its way takes longer than the time between two pushes. On a busy cluster, every one would, and
 # a transaction at work would be taken for dead. So what keeps it alive pushes it as well: it raises
 # the least commit timestamp, whatever that is by then, unless it is as high already. After a
-# refusal, the next replacement has a longer lead: pushes follow the oracle's clock, so it arrives
-# above them once the lead is longer than its way.
+# refusal, the next replacement has a wider margin: pushes follow the oracle's clock, so it arrives
+# above them once the margin is longer than its way.
 #
 # Attempts at shared transactions are kept alive like that, too (shared/participant.py). A commit
 # raises its lock only if a reader was faster than a plain replacement.
 #
 # Rules, each with the failure that it prevents:
-# - A replacement is never below what its process has sent before: the lead is kept until one was
+# - A replacement is never below what its process has sent before: the margin is kept until one was
 #   applied. And once a process says that the attempt has finished, it sends nothing else. Otherwise
 #   a beat that is late, or on its way at the same time, would say that the attempt is still at
 #   work, and nobody but that attempt would keep the part alive.
-# - The lead is no longer than it has to be, and zero without a refusal: the commit waits until the
+# - The margin is no wider than it has to be, and zero without a refusal: the commit waits until the
 #   oracle is above it.
 # - A commit's lock that is above the oracle already is not raised: no reader pushes it, so another
 #   committer has. Two of them would raise it ever higher, and neither could commit.
@@ -523,22 +520,22 @@ def _by_row(writes: Iterable[tuple[CellAddress, Write]]) -> dict[bytes, dict[byt
 #   slow commit would never be applied.
 
 ATTEMPTS_PER_BEAT_MAX = 4
-"""A reader that pushes the lock makes a heartbeat fail. The next one has a longer lead."""
-LEAD_SECONDS_MAX = 5.0
+"""A reader that pushes the lock makes a heartbeat fail. The next one has a wider margin."""
+MARGIN_SECONDS_MAX = 5.0
 _ORACLE_SECONDS = 0.5
 """How far the oracle may be above where it is believed to be: its answer took time, too."""
 
 
-class Lead:
-    """How far above the least commit timestamps that were seen the next replacement is."""
+class Margin:
+    """How far above the least commit timestamp that was seen the next replacement is."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._seconds = 0.0
 
-    def above(self, least: int) -> int:
-        """The least commit timestamp to set."""
-        return later(least, self._seconds) + 1
+    def above(self, min_commit: int) -> int:
+        """The least commit timestamp to set, given the one that was seen."""
+        return later(min_commit, self._seconds) + 1
 
     @property
     def is_needed(self) -> bool:
@@ -549,7 +546,7 @@ class Lead:
         """A reader was faster; the answer came after this time."""
         # A push is at most this much ahead of its time.
         ahead = self._limits.push_after_seconds
-        self._seconds = min(ahead + 2 * (self._seconds + took_seconds), LEAD_SECONDS_MAX)
+        self._seconds = min(ahead + 2 * (self._seconds + took_seconds), MARGIN_SECONDS_MAX)
 
     def applied(self) -> None:
         self._seconds = 0.0
@@ -560,11 +557,11 @@ def later(timestamp: int, seconds: float) -> int:
     return timestamp + (int(seconds * 1000) << SEQUENCE_BITS)
 
 
-def seconds_until(least: int, now: int) -> float:
+def seconds_until(timestamp: int, now: int) -> float:
     """How long it takes until the oracle, which is at `now`, has reached this timestamp."""
-    if now >= least:
+    if now >= timestamp:
         return 0.0
-    return max((least >> SEQUENCE_BITS) - (now >> SEQUENCE_BITS), 1) / 1000
+    return max((timestamp >> SEQUENCE_BITS) - (now >> SEQUENCE_BITS), 1) / 1000
 
 
 class Heartbeat(NamedTuple):
@@ -577,30 +574,6 @@ class Heartbeat(NamedTuple):
     """The lock was known to be there when this was sent."""
 
 
-class Raises:
-    """The least commit timestamps that the heartbeats of one ordinary commit set."""
-
-    __slots__ = ("_highest", "lead")
-
-    def __init__(self, limits: Limits) -> None:
-        self.lead = Lead(limits)
-        self._highest = 0
-
-    def least(self, seen: int, commit_ts: int, oracle: int) -> int:
-        """The least commit timestamp that the next heartbeat sets, given that of the lock when it
-        was last seen, the commit timestamp, if one was taken, and about where the oracle is. It
-        leaves the lock as it is unless it has to raise it.
-        """
-        least = seen
-        if self.lead.is_needed and seen <= later(oracle, _ORACLE_SECONDS):
-            least = commit_ts if commit_ts >= seen else self.lead.above(seen)
-        # One that was sent and not answered may still arrive.
-        least = max(least, self._highest)
-        if least > seen:
-            self._highest = least
-        return least
-
-
 class PrimaryLock:
     """The lock of one commit on its primary, as it is stored: not as it was sent.
 
@@ -610,7 +583,8 @@ class PrimaryLock:
 
     __slots__ = (
         "_env",
-        "_raises",
+        "_margin",
+        "_min_commit_sent",
         "_started_seconds",
         "_write",
         "commit_ts",
@@ -626,7 +600,9 @@ class PrimaryLock:
         self._env = env
         self._write = write
         self._started_seconds = started_seconds
-        self._raises = Raises(env.limits)
+        self._margin = Margin(env.limits)
+        self._min_commit_sent = 0
+        """The highest one that a heartbeat has raised the lock to, or was to raise it to."""
         self.commit_ts = 0
         """The commit timestamp that was taken for it."""
         self.min_commit = write.start + 1
@@ -682,10 +658,21 @@ class PrimaryLock:
         """The step that raises the time to live."""
         now = self._env.now()
         ttl = max(self.ttl, self._ttl_from(now))
-        oracle = later(self._write.start, now - self._started_seconds)
-        least = self._raises.least(self.min_commit, self.commit_ts, oracle)
-        step = self._write.heartbeat_step(self.min_commit, self.ttl, least, ttl)
-        return Heartbeat(step, least, ttl, self.is_locked)
+        min_commit = self._next_min_commit(later(self._write.start, now - self._started_seconds))
+        step = self._write.heartbeat_step(self.min_commit, self.ttl, min_commit, ttl)
+        return Heartbeat(step, min_commit, ttl, self.is_locked)
+
+    def _next_min_commit(self, oracle: int) -> int:
+        """The least commit timestamp that the next heartbeat sets: that of the stored lock, unless
+        it has to be raised. `oracle`: about where the oracle is."""
+        seen = min_commit = self.min_commit
+        if self._margin.is_needed and seen <= later(oracle, _ORACLE_SECONDS):
+            min_commit = self.commit_ts if self.commit_ts >= seen else self._margin.above(seen)
+        # One that was sent and not answered may still arrive.
+        min_commit = max(min_commit, self._min_commit_sent)
+        if min_commit > seen:
+            self._min_commit_sent = min_commit
+        return min_commit
 
     def after_heartbeat(self, beat: Heartbeat, answer: Answer, took_seconds: float) -> bool:
         """Returns True if the lock had changed, so that another heartbeat should follow at once."""
@@ -693,10 +680,10 @@ class PrimaryLock:
             self.min_commit = max(self.min_commit, beat.min_commit)
             self.ttl = max(self.ttl, beat.ttl)
             self.is_locked = True
-            self._raises.lead.applied()
+            self._margin.applied()
         elif isinstance(answer, Refused):
             if self.is_ours(answer):
-                self._raises.lead.refused(took_seconds)
+                self._margin.refused(took_seconds)
                 self.learn(answer)
                 self.is_locked = True
                 return True
@@ -757,18 +744,3 @@ class Heartbeats:
                 for lock, beat, answer in zip(due, beats, answers, strict=True)
                 if lock.after_heartbeat(beat, answer, took) and lock in self._locks
             ]
-
-
-def raised(lock: LockRecord, least: int, ttl_milliseconds: float, value: bytes) -> LockRecord:
-    """The lock with a higher least commit timestamp, another time to live, and another state."""
-    ttl = min(int(ttl_milliseconds), TTL_MILLISECONDS_MAX)
-    return replace(lock, min_commit_timestamp=least, ttl_milliseconds=ttl, value=value)
-
-
-def raising(lock: LockRecord) -> CellMutation:
-    """Puts this lock in the place of the part's lock, if that has a lower least commit
-    timestamp."""
-    table_id, row, column = lock.primary
-    below = lock.min_commit_timestamp - 1
-    step = steps.raise_lock(row, column, lock.start_timestamp, below, lock.encode())
-    return CellMutation(table_id, step)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from percolator.conditions import Judge
+from percolator.conditions import Predicate
 from percolator.errors import (
     CellAddress,
     InvalidArgument,
@@ -221,7 +221,7 @@ class RangeRequest(NamedTuple):
     """Start timestamps of locks that are known not to affect this scan."""
     joined: bool = False
     """The caller can do without commit timestamps: a page may be a `JoinedPage`."""
-    judge: Judge | None = None
+    predicate: Predicate | None = None
     """Rows that it does not keep may be left out of a page, unless they have a lock in the way or a
     value that cannot be read. Its columns are among those of the request."""
     counts: bool = False

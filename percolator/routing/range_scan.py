@@ -289,7 +289,7 @@ class RangeScan:
             report_deletes=request.report_deletes,
             column_prefixes=request.prefixes,
             joined=request.joined and not request.row_limit,
-            filter=None if request.judge is None else request.judge.message,
+            filter=None if request.predicate is None else request.predicate.message,
             count=request.counts,
         )
 

@@ -21,7 +21,7 @@ from operator import and_, gt, itemgetter, or_
 from typing import Any
 
 from percolator.codecs.readable import quoted
-from percolator.conditions import Judge, necessary
+from percolator.conditions import Predicate, necessary
 from percolator.errors import InvalidArgument, InvariantViolation
 from percolator.formats.records import (
     KIND_DELETE,
@@ -128,7 +128,7 @@ def _looked_at(
 
 
 def may_match(
-    sieve: Sequence[tuple[bytes, Judge]], keys: list[bytes], values: list[bytes]
+    sieve: Sequence[tuple[bytes, Predicate]], keys: list[bytes], values: list[bytes]
 ) -> list[int]:
     """The places of entries whose value may match, in order: of any version of its cell."""
     kinds = [*map(itemgetter(WRITE_KIND_OFFSET), values)]
@@ -139,31 +139,31 @@ def may_match(
         puts = [kind == KIND_PUT for kind in kinds]
         no_values = (KIND_PUT, KIND_DELETE, KIND_LOCK_ONLY)
         found.update(at for at, kind in enumerate(kinds) if kind not in no_values)
-    for column, judge in sieve:
+    for column, predicate in sieve:
         end = -len(column) - TIMESTAMP_BYTES
         own = [key[end:-TIMESTAMP_BYTES] == column for key in keys]
         if puts is not None:
             own = [*map(and_, own, puts)]
         places = range(len(keys)) if all(own) else [*compress(range(len(keys)), own)]
         bodies = [values[at][WRITE_HEADER_BYTES:] for at in places]
-        kept, unreadable = judge.judged({judge.columns[0]: bodies}, len(bodies))
+        kept, unreadable = predicate.evaluate({predicate.columns[0]: bodies}, len(bodies))
         found.update(compress(places, kept), (places[at] for at in unreadable))
     return sorted(found)
 
 
 def _columns_of(
-    judge: Judge, distinct: list[bytes], width: int, cells: VisibleCells
+    predicate: Predicate, distinct: list[bytes], width: int, cells: VisibleCells
 ) -> dict[bytes, Sequence[bytes | None]]:
     """The values that a condition asks about, of each of these rows. `width`: as `_width` says."""
     if width:
         names, nothing = cells.columns[:width], [None] * len(distinct)
         return {
             name: cells.values[names.index(name) :: width] if name in names else nothing
-            for name in judge.columns
+            for name in predicate.columns
         }
     place = {row: at for at, row in enumerate(distinct)}
     found: dict[bytes, list[bytes | None]] = {
-        name: [None] * len(distinct) for name in judge.columns
+        name: [None] * len(distinct) for name in predicate.columns
     }
     for row, column, value in zip(cells.rows, cells.columns, cells.values, strict=True):
         if column in found:
@@ -191,12 +191,12 @@ class ScanPlan:
     """The limit of one page."""
     bytes_max: int
     """The limit of one page; the row that exceeds it is still part of the page."""
-    judge: Judge | None = None
+    predicate: Predicate | None = None
     """Rows that it does not keep are left out of pages that are complete otherwise."""
     counts: bool = False
     """Rows are counted instead of returned."""
-    sieve: tuple[tuple[bytes, Judge], ...] = ()
-    """Encoded columns, each with a condition on it alone: of a row that `judge` keeps, an entry
+    sieve: tuple[tuple[bytes, Predicate], ...] = ()
+    """Encoded columns, each with a condition on it alone: of a row that `predicate` keeps, an entry
     matches one of them. Empty if that cannot be said."""
 
 
@@ -425,8 +425,8 @@ class ScanPage:
             self.rest = None
         response = pb.ScanResponse()
         cells, looked_at = self._cells, self.rows + self._sifted
-        if self._plan.judge is not None or self._plan.counts:
-            response.counted = self._judge()
+        if self._plan.predicate is not None or self._plan.counts:
+            response.counted = self._filter_rows()
         # Joined cells say nothing about locks and deletions.
         is_plain = self._plan.joined and not self._lock_rows and not cells.deletes
         if not is_plain or not join_cells(cells.rows, cells.columns, cells.values, response.joined):
@@ -447,20 +447,20 @@ class ScanPage:
         counters.versions_skipped += cells.skipped
         return response
 
-    def _judge(self) -> int:
-        """Leaves rows out that are judged. Returns how many of them are counted.
+    def _filter_rows(self) -> int:
+        """Leaves out rows that do not match. Returns how many others are counted, not sent.
 
         A lock in the way may hide what decides, and a value that cannot be read is an error only
-        where the scan comes to its row: such rows stay, and the client judges them.
+        where the scan comes to its row: such rows stay, and the client reports them.
         """
-        cells, judge = self._cells, self._plan.judge
+        cells, predicate = self._cells, self._plan.predicate
         width = _width(cells.rows, cells.columns)
         counts = None if width else Counter(cells.rows)
         distinct = cells.rows[::width] if counts is None else [*counts]
         kept, unreadable = [True] * len(distinct), set[int]()
-        if judge is not None:
-            columns = _columns_of(judge, distinct, width, cells)
-            kept, unreadable = judge.judged(columns, len(distinct))
+        if predicate is not None:
+            columns = _columns_of(predicate, distinct, width, cells)
+            kept, unreadable = predicate.evaluate(columns, len(distinct))
         locked = {*self._lock_rows}
         left_open = [False] * len(distinct)
         if locked or unreadable:
@@ -626,12 +626,12 @@ def plan_scan(state: TabletState, request: pb.ScanRequest, columns: ColumnEncode
     if not (request.all_columns or request.columns or request.column_prefixes):
         raise InvalidArgument("columns", "no columns and no prefixes, and not all_columns")
     wanted = chosen_columns("", request, columns, limits)
-    judge = Judge(request.filter) if request.HasField("filter") else None
-    if judge is not None and wanted is not None:
-        for column in judge.columns:
+    predicate = Predicate(request.filter) if request.HasField("filter") else None
+    if predicate is not None and wanted is not None:
+        for column in predicate.columns:
             if columns[column] not in wanted:
                 raise InvalidArgument("filter", f"column {quoted(column)} is not requested")
-    if request.report_deletes and (judge is not None or request.count):
+    if request.report_deletes and (predicate is not None or request.count):
         raise InvalidArgument("report_deletes", "cannot be combined with a filter or a count")
     if request.count and request.row_limit:
         raise InvalidArgument("row_limit", "cannot be combined with a count")
@@ -644,11 +644,11 @@ def plan_scan(state: TabletState, request: pb.ScanRequest, columns: ColumnEncode
         joined=request.joined,
         rows_max=min(request.page_rows_max or limits.page_rows_default, limits.page_rows_max),
         bytes_max=min(request.page_bytes_max or limits.page_bytes_default, limits.page_bytes_max),
-        judge=judge,
+        predicate=predicate,
         counts=request.count,
         sieve=()
-        if judge is None or request.reverse
-        else tuple((columns[one.column], Judge(one)) for one in necessary(judge.message)),
+        if predicate is None or request.reverse
+        else tuple((columns[one.column], Predicate(one)) for one in necessary(predicate.message)),
     )
 
 
@@ -674,7 +674,7 @@ async def pages(
         fence = state.load_fences.among(*rest)
         if fence is not None:
             raise closed(fence)
-        rows_max = plan.rows_max if plan.judge is not None else min(plan.rows_max, rows_left)
+        rows_max = plan.rows_max if plan.predicate is not None else min(plan.rows_max, rows_left)
         page = ScanPage(state, plan, *rest, rows_max)
         try:
             response = await page.read()

@@ -22,7 +22,7 @@ from percolator.aio.engine import Engine
 from percolator.arguments import FAMILIES_MAX
 from percolator.codecs.names import other_codec
 from percolator.codecs.readable import quoted
-from percolator.conditions import Judge
+from percolator.conditions import Predicate
 from percolator.errors import (
     CellAddress,
     ConflictError,
@@ -215,15 +215,15 @@ class Requests:
         self._check_bound("range.start", start)
         self._check_bound("range.end", end)
         self._check_columns("", request)
-        judge = Judge(request.filter) if request.HasField("filter") else None
+        predicate = Predicate(request.filter) if request.HasField("filter") else None
         if request.count and request.row_limit:
             raise InvalidArgument("row_limit", "cannot be combined with a count")
         info = await self.table("table", request.table, deadline)
         info.require_older_than(request.start_timestamp)
         columns = [*request.columns]
-        if judge is not None:
-            self._check_filter(judge, info)
-            columns += [name for name in judge.columns if name not in columns]
+        if predicate is not None:
+            self._check_filter(predicate, info)
+            columns += [name for name in predicate.columns if name not in columns]
         if end and start >= end:
             return None
         return RangeRequest(
@@ -235,15 +235,15 @@ class Requests:
             request.reverse,
             request.row_limit,
             prefixes=tuple(request.column_prefixes),
-            judge=judge,
+            predicate=predicate,
         )
 
-    def _check_filter(self, judge: Judge, info: TableInfo) -> None:
+    def _check_filter(self, predicate: Predicate, info: TableInfo) -> None:
         """Refuses columns that are none, and codecs that are not those of the table."""
-        for name in judge.columns:
+        for name in predicate.columns:
             self._check_column("filter.column", name)
         known = info.codecs.names.columns
-        for name, codec in judge.codecs:
+        for name, codec in predicate.codecs:
             if codec not in ("", "raw", known.get(name, codec)):
                 raise other_codec(info.name, name, known[name], codec)
 

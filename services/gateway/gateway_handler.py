@@ -118,7 +118,7 @@ class GatewayHandler:
             pages = scan_pages(*asked)
             async with aclosing(pages):
                 async for page in pages:
-                    if found_range.judge is not None and found_range.columns is not None:
+                    if found_range.predicate is not None and found_range.columns is not None:
                         page = only_columns(page, names, prefixes)
                     rows = page[:left] if request.row_limit else page
                     if rows:

@@ -592,9 +592,9 @@ JOINED_BUGS: tuple[Callable[[Patch], None], ...] = (
 
 def locks_of_rows_that_do_not_match_are_left_out(patch: Patch) -> None:
     """A server judges a row without the cell that a lock hides, and says nothing of the lock."""
-    correct = ScanPage._judge
+    correct = ScanPage._filter_rows
 
-    @in_place_of(patch, ScanPage, "_judge")
+    @in_place_of(patch, ScanPage, "_filter_rows")
     def wrong(self: ScanPage) -> int:
         locked, self._lock_rows = {*self._lock_rows}, []
         counted = correct(self)

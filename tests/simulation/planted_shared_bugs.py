@@ -205,7 +205,7 @@ def pushed_once_is_passed_for_good(patch: Patch) -> None:
 
     @in_place_of(patch, Pushing, "is_above")
     def wrong(self: Pushing, start: int, read_at: int) -> bool:
-        return start in self._least
+        return start in self._min_commits
 
 
 def locks_are_read_below_their_commit(patch: Patch) -> None:

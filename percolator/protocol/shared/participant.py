@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from percolator.arguments import require_whole
@@ -46,7 +46,7 @@ from percolator.formats.records import (
 from percolator.protocol import steps
 from percolator.protocol.cleanup import lock_in
 from percolator.protocol.environment import ROLLED_BACK, Environment
-from percolator.protocol.write_set import Lead, raised, raising
+from percolator.protocol.write_set import Margin
 from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import APPLIED, CellMutation, Groups, Refused, RowRequest
 from percolator.tasks import Tasks
@@ -186,7 +186,7 @@ class Participant:
             primary=self.primary,
             value=ATTEMPT_OPEN,
         )
-        self._lead = Lead(env.limits)
+        self._margin = Margin(env.limits)
         self._has_begun = False
         self._is_finishing = False
         self.is_gone = False
@@ -244,16 +244,16 @@ class Participant:
     async def _replace(self, value: bytes, deadline: float) -> bool:
         """Replaces the lock, or learns what it is now. Returns whether it was replaced."""
         seen, began = self._lock, self._env.now()
-        least = self._lead.above(seen.min_commit_timestamp)
-        lock = raised(seen, least, max(self._ttl(), seen.ttl_milliseconds), value)
-        (answer,) = await self._env.cells.mutate((raising(lock),), deadline)
+        min_commit = self._margin.above(seen.min_commit_timestamp)
+        lock = _raised(seen, min_commit, max(self._ttl(), seen.ttl_milliseconds), value)
+        (answer,) = await self._env.cells.mutate((_raise_step(lock),), deadline)
         if answer is APPLIED:
-            self._lead.applied()
+            self._margin.applied()
             self._take(lock)
             return True
         if not isinstance(answer, Refused):
             raise answer
-        self._lead.refused(self._env.now() - began)
+        self._margin.refused(self._env.now() - began)
         if not self._learn(answer):
             self.is_gone = True
             raise self.gone()
@@ -356,6 +356,21 @@ async def locks_of(env: Environment, job: Job, deadline: float) -> Sequence[Lock
     return [LockRecord.decode(cell.value) for cell in answer.locks]
 
 
+def _raised(lock: LockRecord, min_commit: int, ttl_milliseconds: float, value: bytes) -> LockRecord:
+    """The lock with a higher least commit timestamp, another time to live, and another state."""
+    ttl = min(int(ttl_milliseconds), TTL_MILLISECONDS_MAX)
+    return replace(lock, min_commit_timestamp=min_commit, ttl_milliseconds=ttl, value=value)
+
+
+def _raise_step(lock: LockRecord) -> CellMutation:
+    """Puts this lock in the place of the participant's, if that has a lower least commit
+    timestamp."""
+    table_id, row, column = lock.primary
+    below = lock.min_commit_timestamp - 1
+    step = steps.raise_lock(row, column, lock.start_timestamp, below, lock.encode())
+    return CellMutation(table_id, step)
+
+
 class Keeper:
     """Raises the time to live of the finished participants of one transaction."""
 
@@ -374,15 +389,15 @@ class Keeper:
             ttl = max((now >> SEQUENCE_BITS) - (lock.start_timestamp >> SEQUENCE_BITS), 0) + full
             if lock.value == ATTEMPT_FINISHED and lock.ttl_milliseconds < ttl - full // 3:
                 due[lock] = ttl
-        lead = Lead(env.limits)
+        margin = Margin(env.limits)
         while due and env.now() < deadline:
             began = env.now()
             sent = [
-                raised(lock, lead.above(lock.min_commit_timestamp), ttl, ATTEMPT_FINISHED)
+                _raised(lock, margin.above(lock.min_commit_timestamp), ttl, ATTEMPT_FINISHED)
                 for lock, ttl in due.items()
             ]
-            answers = await env.cells.mutate([raising(lock) for lock in sent], deadline)
-            lead.refused(env.now() - began)
+            answers = await env.cells.mutate([_raise_step(lock) for lock in sent], deadline)
+            margin.refused(env.now() - began)
             # A reader may have pushed some. One without an answer is left to the next beat.
             due = {
                 there: lock.ttl_milliseconds
@@ -391,7 +406,7 @@ class Keeper:
             }
 
 
-class Beating(Protocol):
+class KeptAlive(Protocol):
     """The things to be kept alive: the participants of an attempt, or all that have finished."""
 
     async def beat(self) -> None:
@@ -399,19 +414,19 @@ class Beating(Protocol):
         ...
 
 
-class Beats:
+class ParticipantHeartbeats:
     """Everything that a client keeps alive for shared transactions: calls `beat` of each, again and
     again, an interval of heartbeats after the beat before has ended."""
 
     def __init__(self, env: Environment) -> None:
         self._env = env
-        self._beating: dict[Beating, asyncio.Task[None]] = {}
+        self._beating: dict[KeptAlive, asyncio.Task[None]] = {}
         self._tasks = Tasks()
 
-    def add(self, one: Beating) -> None:
+    def add(self, one: KeptAlive) -> None:
         self._beating[one] = self._tasks.start(self._keep(one))
 
-    def discard(self, one: Beating) -> None:
+    def discard(self, one: KeptAlive) -> None:
         task = self._beating.pop(one, None)
         if task is not None:
             task.cancel()
@@ -420,7 +435,7 @@ class Beats:
         self._beating.clear()
         await self._tasks.cancel()
 
-    async def _keep(self, one: Beating) -> None:
+    async def _keep(self, one: KeptAlive) -> None:
         while True:
             await self._env.clock.sleep(self._env.limits.heartbeat_seconds)
             try:

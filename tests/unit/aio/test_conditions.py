@@ -24,7 +24,7 @@ from percolator.conditions import (
     OPERANDS_MAX,
     PARTS_MAX,
     Condition,
-    Judge,
+    Predicate,
     require_small,
 )
 from percolator.errors import InvalidArgument, SchemaError, UsageError
@@ -71,7 +71,7 @@ COMPARISONS: list[tuple[Callable[[Column[Any], Any], Condition], Callable[[Any, 
 
 def _kept(condition: Condition, column: Column[Any], values: list[Any]) -> list[bool]:
     stored = [None if value is None else column.codec.encode(value) for value in values]
-    return Judge(condition.message).keeps({column.name: stored}, len(values))
+    return Predicate(condition.message).keeps({column.name: stored}, len(values))
 
 
 @given(CASES)
@@ -107,9 +107,9 @@ def test_values_that_cannot_be_read_are_no_answer(codec: Codec[Any]) -> None:
         except SchemaError:
             continue
         column = PEOPLE.column("c", codec)
-        judge = Judge((column >= example).message)
+        predicate = Predicate((column >= example).message)
         for bad in (b"\xff\xff", b"\xff" * 9):
-            kept, unreadable = judge.judged({b"c": [good, bad, None]}, 3)
+            kept, unreadable = predicate.evaluate({b"c": [good, bad, None]}, 3)
             assert (kept[0], kept[2], unreadable) == (True, False, {1})
         return
     pytest.fail("no example")
@@ -162,7 +162,7 @@ def test_a_condition_that_makes_no_sense_is_refused_where_it_is_written(case: st
 
 
 def test_a_condition_may_be_as_large_as_is_said() -> None:
-    assert Judge(_nested(DEPTH_MAX).message).columns == (b"age",)
+    assert Predicate(_nested(DEPTH_MAX).message).columns == (b"age",)
     wide = AGE >= 0
     for _ in range(PARTS_MAX - 2):
         wide &= AGE >= 0
@@ -209,7 +209,7 @@ BAD_MESSAGES = {
 @pytest.mark.parametrize("case", BAD_MESSAGES)
 def test_a_message_that_makes_no_sense_is_refused(case: str) -> None:
     with pytest.raises(InvalidArgument, match=r"^filter"):
-        Judge(BAD_MESSAGES[case])
+        Predicate(BAD_MESSAGES[case])
     deep = RowFilter(kind=RowFilter.KIND_NULL, column=b"c")
     for _ in range(DEPTH_MAX):
         deep = RowFilter(kind=RowFilter.KIND_ALL, parts=[deep])

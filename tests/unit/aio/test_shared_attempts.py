@@ -277,7 +277,7 @@ async def test_parts_live_as_long_as_the_driver(db: Database, shared: SharedTran
 async def test_parts_live_as_long_as_any_attempt(db: Database, shared: SharedTransaction) -> None:
     """A driver may have no process of its own while the tasks are at work."""
     assert shared._keeper is not None
-    db._engine.beats.discard(shared._keeper)
+    db._engine.participant_heartbeats.discard(shared._keeper)
     first = await receipt_of(db, shared.ticket, "1", ann=1)
     second = await share_of(db, shared.ticket, "2", bob=2)
     await asyncio.sleep(10 * TTL_SECONDS)
@@ -332,7 +332,7 @@ async def test_a_longer_time_to_live_is_possible(db: Database) -> None:
     await shared.begin()
     receipt = await receipt_of(db, shared.ticket, "1", ann=1)
     assert shared._keeper is not None
-    db._engine.beats.discard(shared._keeper)
+    db._engine.participant_heartbeats.discard(shared._keeper)
     await asyncio.sleep(90.0)
     await fails_to_set(db, "ann")
     assert await shared.commit([receipt])
@@ -466,7 +466,7 @@ async def test_a_late_copy_of_a_beat_does_not_replace_what_finished(
         lost.extend(mutations)
         return [DeadlineExceeded("no answer")] * len(mutations)
 
-    share._attempt.participants[0]._lead.refused(
+    share._attempt.participants[0]._margin.refused(
         1.0
     )  # by readers: the beats are ahead of the clock
     with monkeypatch.context() as patch:

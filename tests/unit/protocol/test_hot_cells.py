@@ -29,7 +29,7 @@ from percolator.protocol.contention import (
 )
 from percolator.protocol.environment import CELLS_MAX as TALLIED_CELLS_MAX
 from percolator.protocol.environment import ContendedCells, Tally
-from percolator.protocol.write_set import LEAD_SECONDS_MAX
+from percolator.protocol.write_set import MARGIN_SECONDS_MAX
 from percolator.routing.cells import Answer, CellMutation, FollowedCommit, FoundCell, Refused
 from percolator.timestamps import SEQUENCE_BITS
 from tests.unit.protocol.naive_cells import WRITE
@@ -550,7 +550,7 @@ async def test_two_committers_do_not_raise_a_lock_ever_higher(here: World) -> No
             point.after_heartbeat(beat, here.store.apply(beat.step), 1.0)
     lock = here.store.lock_of(A)
     assert lock is not None
-    limit = LEAD_SECONDS_MAX + 1.0
+    limit = MARGIN_SECONDS_MAX + 1.0
     assert lock.min_commit_timestamp < here.oracle.next() + (int(limit * 1000) << SEQUENCE_BITS)
     found = [
         await commit.commit_primary(client.deadline())

@@ -11,7 +11,7 @@ from percolator.formats.records import timestamp_bytes
 from percolator.protocol import steps
 from percolator.protocol.cleanup import Pushing
 from percolator.protocol.commit import Commit
-from percolator.protocol.write_set import PrimaryLock, Raises, WriteSteps
+from percolator.protocol.write_set import PrimaryLock, WriteSteps
 from percolator.routing.cells import CellMutation, Refused, RowRequest, RowResult
 from percolator.v1.tabletserver_pb2 import Mutation
 from tests.simulation import planted_protocol_bugs as protocol_bugs
@@ -218,5 +218,5 @@ def test_the_simulation_finds_a_time_to_live_that_is_not_the_stored_one(monkeypa
 
     correct = PrimaryLock.learn
     monkeypatch.setattr(PrimaryLock, "learn", learn)
-    monkeypatch.setattr(Raises, "least", lambda raises, seen, commit, oracle: seen)
+    monkeypatch.setattr(PrimaryLock, "_next_min_commit", lambda lock, oracle: lock.min_commit)
     assert any(run(seed, SLOW, second_committers=0).buried_alive for seed in SEEDS)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from percolator.conditions import Judge
+from percolator.conditions import Predicate
 from percolator.errors import CellAddress, InvariantViolation, SchemaError
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord, acknowledgement_column
 from percolator.services.chassis.files import DiskThreads
@@ -492,7 +492,7 @@ def scanning_by_condition(asked: pb.ScanRequest, condition: RowFilter, sifted_mi
     asked.all_columns, asked.report_deletes, asked.row_limit = True, False, 0
 
     async def step(rig: Rig, _model: NaiveTablet) -> None:
-        judge = Judge(condition)
+        predicate = Predicate(condition)
         pages = [page async for page in rig.tablet.scan(asked)]
         rows: dict[bytes, dict[bytes, bytes | None]] = {}
         for page in pages:
@@ -503,7 +503,7 @@ def scanning_by_condition(asked: pb.ScanRequest, condition: RowFilter, sifted_mi
         matches = 0
         for row, cells in list(rows.items()):
             try:
-                keeps = judge.keeps_row(cells)
+                keeps = predicate.keeps_row(cells)
             except SchemaError:
                 open_rows.add(row)
                 continue
