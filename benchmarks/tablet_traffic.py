@@ -17,7 +17,7 @@ from percolator.errors import CellAddress, InvariantViolation
 from percolator.formats.records import KIND_PUT
 from percolator.protocol.write_set import WriteSteps
 from percolator.routing.catalog import TableSchema
-from percolator.routing.cells import CellMutation, CommonStep
+from percolator.routing.cells import CellMutation, ListedStep
 from percolator.routing.lanes import fill_list
 from percolator.services.local.process import ServiceProcess
 from percolator.v1 import tabletserver_pb2 as pb
@@ -159,7 +159,7 @@ class Served:
             for tablet, share in self._shares(chunk):
                 steps = [step(row).mutation for row in share]
                 listed = request.batches.add(target=self._targets[tablet]).steps
-                fill_list(listed, [one for one in steps if isinstance(one, CommonStep)])
+                fill_list(listed, [one for one in steps if isinstance(one, ListedStep)])
             response = await self._mutate(request, CALL_SECONDS)
             for result in response.batches:
                 _require(not result.HasField("error"), result.error.message)

@@ -20,7 +20,7 @@ from benchmarks.transaction_cost import Cost, Meter
 from percolator import aio, codecs
 from percolator.errors import InvariantViolation
 from percolator.formats.records import KIND_PUT, WRITE_HEADER, timestamp_bytes
-from percolator.routing.cells import APPLIED, CellMutation, CommonStep, RowRequest
+from percolator.routing.cells import APPLIED, CellMutation, ListedStep, RowRequest
 from percolator.schema import Column, Table
 from percolator.v1.cells_pb2 import SPACE_WRITE
 from percolator.v1.tabletserver_pb2 import Change, Condition, Mutation, RowRead, StepList
@@ -209,7 +209,7 @@ class Traffic:
         return self._engine.now() + CALL_SECONDS
 
 
-class RawWrite(CommonStep):
+class RawWrite(ListedStep):
     """A commit record written without a transaction, unless there is one that is as new."""
 
     __slots__ = ()

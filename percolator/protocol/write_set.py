@@ -42,8 +42,8 @@ from percolator.routing.cells import (
     APPLIED,
     Answer,
     CellMutation,
-    CommonStep,
     FoundCell,
+    ListedStep,
     OneRoundCommit,
     Refused,
 )
@@ -405,7 +405,7 @@ class WriteSteps:
         return WRITE_HEADER.pack(self.start, kind) + value, self.observers(cell, schema)
 
 
-class Prewrite(CommonStep):
+class Prewrite(ListedStep):
     """Locks a cell, with a value that is short enough to travel in the lock."""
 
     __slots__ = ()
@@ -416,7 +416,7 @@ class Prewrite(CommonStep):
         return steps.prewrite(self.row, self.column, self.start, self.value, None)
 
 
-class CommitPrimary(CommonStep):
+class CommitPrimary(ListedStep):
     """Commits the transaction."""
 
     __slots__ = ()
@@ -435,7 +435,7 @@ class CommitPrimary(CommonStep):
         )
 
 
-class CommitSecondary(CommonStep):
+class CommitSecondary(ListedStep):
     """Rolls a cell forward, unless its history may have been collected."""
 
     __slots__ = ()

@@ -31,7 +31,7 @@ from percolator.v1.tabletserver_pb2 import Mutation, RowRead
 
 
 @dataclass(slots=True, eq=False)
-class CommonStep:
+class ListedStep:
     """One entry of a `StepList`; a subclass for each kind."""
 
     row: bytes
@@ -57,7 +57,7 @@ class CellMutation(NamedTuple):
     """One conditional mutation of one cell."""
 
     table_id: int
-    mutation: Mutation | CommonStep
+    mutation: Mutation | ListedStep
     schema_version: int = ANY_SCHEMA
     """The version that the mutation was built for (a commit notifies that version's observers). A
     tablet of another version answers `SchemaChanged`, and the mutation has to be rebuilt."""
@@ -65,7 +65,7 @@ class CellMutation(NamedTuple):
     def message(self) -> Mutation:
         """The mutation as a message, whatever it travels as."""
         mutation = self.mutation
-        return mutation.mutation() if isinstance(mutation, CommonStep) else mutation
+        return mutation.mutation() if isinstance(mutation, ListedStep) else mutation
 
 
 class Applied(Enum):

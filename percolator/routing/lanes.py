@@ -30,9 +30,9 @@ from percolator.errors import (
 from percolator.routing.cells import (
     APPLIED,
     CommitAnswer,
-    CommonStep,
     FollowedCommit,
     FoundCell,
+    ListedStep,
     NotSent,
     OneRoundCommit,
     ReadSize,
@@ -115,7 +115,7 @@ class PendingRow:
         index: int,
         table_id: int,
         schema_version: int,
-        message: Mutation | CommonStep | RowRead,
+        message: Mutation | ListedStep | RowRead,
     ) -> None:
         self.pending = pending
         self.index = index
@@ -126,7 +126,7 @@ class PendingRow:
         self.row: bytes = message.row
         self.size_bytes: int = (
             len(message.row) + len(message.column) + len(message.value) + _STEP_BYTES
-            if isinstance(message, CommonStep)
+            if isinstance(message, ListedStep)
             else message.ByteSize()
         )
         self.location = NOWHERE
@@ -574,10 +574,10 @@ class MutationLane(Lane):
 
 
 def _is_step(entry: Queued) -> bool:
-    return isinstance(entry.message, CommonStep)
+    return isinstance(entry.message, ListedStep)
 
 
-def fill_list(batch: pb.StepList, steps: Sequence[CommonStep]) -> None:
+def fill_list(batch: pb.StepList, steps: Sequence[ListedStep]) -> None:
     batch.kinds.extend([step.kind for step in steps])
     batch.rows.extend([step.row for step in steps])
     batch.columns.extend([step.column for step in steps])

@@ -41,7 +41,7 @@ from percolator.formats.records import (
     read_locks_of,
     timestamp_bytes,
 )
-from percolator.routing.cells import CommonStep
+from percolator.routing.cells import ListedStep
 from percolator.rowstore.layout import (
     DATA,
     LOCK_ONLY,
@@ -124,7 +124,7 @@ _COMMITS = (WRITES, LOCK_ONLY)
 class Step(NamedTuple):
     """A step, ready for a row store."""
 
-    asked: Mutation | CommonStep
+    asked: Mutation | ListedStep
     start: int
     """The start timestamp of the transaction that it is about."""
     expects_lock: bool
@@ -136,7 +136,7 @@ class Step(NamedTuple):
     def mutation(self) -> Mutation:
         """The step as a message, whatever it has arrived as."""
         asked = self.asked
-        return asked.mutation() if isinstance(asked, CommonStep) else asked
+        return asked.mutation() if isinstance(asked, ListedStep) else asked
 
     @property
     def size_bytes(self) -> int:
@@ -318,16 +318,16 @@ def _impossible(why: str) -> InvalidArgument:
 # The three steps that nearly every transaction takes, mapped without their messages.
 #
 # Translating a prewrite's message condition by condition (mapping.py) costs the client a good part
-# of what sending it costs. These steps arrive as a few values (`CommonStep`), and what they ask
+# of what sending it costs. These steps arrive as a few values (`ListedStep`), and what they ask
 # about is known beforehand. A test maps each of them in both ways: the results are equal.
 
 _REMEMBERED = 16
 """The cells of one transaction are mapped one after the other, and often are of one column."""
 
 
-def mapped_step(asked: Mutation | CommonStep, times: Times) -> Step:
+def mapped_step(asked: Mutation | ListedStep, times: Times) -> Step:
     """As `mapped`, for a step in either form."""
-    if isinstance(asked, CommonStep):
+    if isinstance(asked, ListedStep):
         if asked.kind == StepList.KIND_PREWRITE:
             return _prewrite(asked, times)
         if asked.kind == StepList.KIND_COMMIT_PRIMARY:
@@ -339,7 +339,7 @@ def mapped_step(asked: Mutation | CommonStep, times: Times) -> Step:
     return mapped(asked, times)
 
 
-def _prewrite(asked: CommonStep, times: Times) -> Step:
+def _prewrite(asked: ListedStep, times: Times) -> Step:
     start = asked.start
     lock = SetCell(LOCKS, stored_column(asked.column), times.time(start), asked.value)
     return Step(asked, start, False, prewrite_obstacles(asked.column, start, times), (lock,))
@@ -364,7 +364,7 @@ def prewrite_obstacles(column: bytes, start: int, times: Times) -> tuple[Selecti
     )
 
 
-def _commit(asked: CommonStep, seen: bytes, times: Times) -> Step:
+def _commit(asked: ListedStep, seen: bytes, times: Times) -> Step:
     """`seen` is how the lock has to begin."""
     stored, record = stored_column(asked.column), asked.value
     family = LOCK_ONLY if record[WRITE_KIND_OFFSET] == KIND_LOCK_ONLY else WRITES

@@ -21,7 +21,7 @@ from percolator.errors import (
 )
 from percolator.formats.records import too_old
 from percolator.limits import Limits
-from percolator.routing.cells import APPLIED, Answer, CellMutation, CommonStep, Refused
+from percolator.routing.cells import APPLIED, Answer, CellMutation, ListedStep, Refused
 from percolator.rowstore.intents import Intent, Intents
 from percolator.rowstore.layout import (
     COLLECTED,
@@ -229,7 +229,7 @@ class RowMutations:
         for place, asked in enumerate(mutations):
             table_id, mutation = asked.table_id, asked.mutation
             try:
-                if isinstance(mutation, CommonStep) or mutation.conditions:
+                if isinstance(mutation, ListedStep) or mutation.conditions:
                     steps.append((place, table_id, mapped_step(mutation, self._times)))
                 else:
                     notified[place] = _certain(table_id, mutation)

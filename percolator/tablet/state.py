@@ -77,18 +77,18 @@ class TabletIdentity:
 
 # The right to serve a tablet, as the tablet checks it.
 #
-# It is checked after the work and before the response is sent. If it still stands then, no later
+# It is checked after the work and before the response is sent. If it is still held then, no later
 # owner had read or written anything when the work was done.
 
 
 class Ownership(Protocol):
     """One server's ownership of a tablet: once lost, it never comes back."""
 
-    def look(self) -> bool:
-        """True if it stands. Blocks, so call it from a thread that waits for the disk anyway."""
+    def is_held_blocking(self) -> bool:
+        """True if it is held. Blocks, so call it from a thread that waits for the disk anyway."""
 
-    async def stands(self) -> bool:
-        """As `look`, without blocking. One look answers every call made before it began."""
+    async def is_held(self) -> bool:
+        """As above, without blocking. One look answers every call made before it began."""
 
 
 # How far the history of a tablet's cells may have been collected.
@@ -674,27 +674,27 @@ class TabletState:
             )
 
     async def require_ownership(self) -> None:
-        """Call this after the work and before sending its response: if the directory still stands
+        """Call this after the work and before sending its response: if the tablet is still held
         now, no newer owner had served anything when the work was done. Otherwise this closes the
         tablet and raises."""
         self.require_open()
-        self._heard(stands=await self._ownership.stands())
+        self._heard(is_held=await self._ownership.is_held())
         self.require_open()
 
     async def owned(self) -> bool:
         """Like `require_ownership`, for callers that answer *unknown* instead of raising."""
         if self.closed_because is None:
-            self._heard(stands=await self._ownership.stands())
+            self._heard(is_held=await self._ownership.is_held())
         return self.closed_because is None
 
     async def write_owned(self, batch: Any) -> bool:  # noqa: ANN401 - the storage's own type
         """Writes the batch durably, then returns whether this server still owns the tablet. The
         check happens while waiting for the disk anyway. Raises the storage's `failures`."""
-        self._heard(stands=await self.storage.write(batch, self._ownership.look))
+        self._heard(is_held=await self.storage.write(batch, self._ownership.is_held_blocking))
         return self.closed_because is None
 
-    def _heard(self, *, stands: bool) -> None:
-        if not stands:
+    def _heard(self, *, is_held: bool) -> None:
+        if not is_held:
             self.stop(self.moved("lost to a newer owner"))
 
     def stop(self, error: PercolatorError) -> None:

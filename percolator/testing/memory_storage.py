@@ -15,15 +15,15 @@ from percolator.errors import InvariantViolation, StoreFault
 
 
 class MemoryOwnership:
-    """The right to serve a tablet. It stands while a function says so; by default, forever."""
+    """The right to serve a tablet. It is held while a function says so; by default, forever."""
 
     def __init__(self, is_owner: Callable[[], bool] = lambda: True) -> None:
         self._is_owner = is_owner
 
-    def look(self) -> bool:
+    def is_held_blocking(self) -> bool:
         return self._is_owner()
 
-    async def stands(self) -> bool:
+    async def is_held(self) -> bool:
         await asyncio.sleep(0)
         return self._is_owner()
 

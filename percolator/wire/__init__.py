@@ -1,7 +1,7 @@
 """Calls over a network: methods, errors, connections, credentials, and clients of small services.
 
     calls        methods.py (every remote procedure), status.py (errors), channels.py (gRPC)
-    frames       frames.py: the faster way, for the calls made most often
+    frames       frames.py: cheaper than gRPC, for the calls made most often
     addresses    addresses.py, cluster.py, through.py (by way of a gateway)
     credentials  tls.py, credentials.py, renewal.py, tokens.py, roles.py
     oracle       timestamp_source.py: many callers share one request

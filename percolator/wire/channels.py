@@ -173,7 +173,7 @@ class GrpcNetwork:
                 raise closed_meanwhile(where) from None
             return _understood(response, where)
 
-        return call if server else self._frames.faster(address, method, call)
+        return call if server else self._frames.unary(address, method, call)
 
     async def _offered_frames(self, address: str) -> OfferFramesResponse:
         return await self.unary(address, OFFER_FRAMES)(OfferFramesRequest(), _OFFER_SECONDS)
@@ -211,7 +211,7 @@ class GrpcNetwork:
             async for response in call(request, timeout):
                 yield response
 
-        return call if server else self._frames.faster_stream(address, method, call)
+        return call if server else self._frames.stream(address, method, call)
 
     async def close(self) -> None:
         self._renewal = None

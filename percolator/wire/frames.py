@@ -552,50 +552,50 @@ class FrameConnections:
         self._peers = ByAddress(lambda address: _Peer(address, offer, self._tasks), _Peer.leave)
         self._closed = False
 
-    def faster(
+    def unary(
         self,
         address: str,
         method: UnaryMethod[RequestT, ResponseT],
-        slower: UnaryCall[RequestT, ResponseT],
+        over_grpc: UnaryCall[RequestT, ResponseT],
     ) -> UnaryCall[RequestT, ResponseT]:
-        """The call of a method by the best way there is at the moment; `slower` is gRPC."""
+        """The call of a method: in a frame where that is possible when it is made."""
         if method.path not in FRAMED:
-            return slower
-        way = self._way(address, method)
+            return over_grpc
+        framed = self._framed(address, method)
 
         async def call(request: RequestT, timeout: float) -> ResponseT:
-            response = await way.response(request, timeout)
-            return await slower(request, timeout) if response is None else response
+            response = await framed.response(request, timeout)
+            return await over_grpc(request, timeout) if response is None else response
 
         return call
 
-    def faster_stream(
+    def stream(
         self,
         address: str,
         method: StreamMethod[RequestT, ResponseT],
-        slower: StreamCall[RequestT, ResponseT],
+        over_grpc: StreamCall[RequestT, ResponseT],
     ) -> StreamCall[RequestT, ResponseT]:
-        """As `faster`, for a method that streams. In a frame, a stream ends after its first
+        """As `unary`, for a method that streams. In a frame, a stream ends after its first
         response, so only short ones travel there."""
         is_short = method.is_short
         if method.path not in FRAMED or is_short is None:
-            return slower
-        way = self._way(address, method)
+            return over_grpc
+        framed = self._framed(address, method)
 
         def call(request: RequestT, timeout: float) -> Responses[ResponseT]:
             if not is_short(request):
-                return slower(request, timeout)
-            return _ShortStream(way, slower, request, timeout)
+                return over_grpc(request, timeout)
+            return _ShortStream(framed, over_grpc, request, timeout)
 
         return call
 
-    def _way(
+    def _framed(
         self,
         address: str,
         method: UnaryMethod[RequestT, ResponseT] | StreamMethod[RequestT, ResponseT],
-    ) -> _Way[RequestT, ResponseT]:
+    ) -> _FramedMethod[RequestT, ResponseT]:
         where = f"{method.path} at {address}"
-        return _Way(self, address, method.path, where, method.response)
+        return _FramedMethod(self, address, method.path, where, method.response)
 
     def peer(self, address: str) -> _Peer:
         return self._peers.get(address)
@@ -619,8 +619,8 @@ class FrameConnections:
         await asyncio.gather(*(connection.ended for connection in ending))
 
 
-class _Way(Generic[RequestT, ResponseT]):
-    """The way of one method to one server in frames."""
+class _FramedMethod(Generic[RequestT, ResponseT]):
+    """One method of one server, called in frames."""
 
     __slots__ = ("_address", "_connections", "_decode", "_path", "_peer", "_where")
 
@@ -672,17 +672,17 @@ class _ShortStream(Generic[RequestT, ResponseT]):
     Not a generator: one that is left before its end would cost a task that closes it.
     """
 
-    __slots__ = ("_begun", "_request", "_responses", "_slower", "_timeout", "_way")
+    __slots__ = ("_begun", "_framed", "_over_grpc", "_request", "_responses", "_timeout")
 
     def __init__(
         self,
-        way: _Way[RequestT, ResponseT],
-        slower: StreamCall[RequestT, ResponseT],
+        framed: _FramedMethod[RequestT, ResponseT],
+        over_grpc: StreamCall[RequestT, ResponseT],
         request: RequestT,
         timeout: float,
     ) -> None:
-        self._way = way
-        self._slower = slower
+        self._framed = framed
+        self._over_grpc = over_grpc
         self._request = request
         self._timeout = timeout
         self._begun = False
@@ -694,10 +694,10 @@ class _ShortStream(Generic[RequestT, ResponseT]):
     async def __anext__(self) -> ResponseT:
         if not self._begun:
             self._begun = True
-            response = await self._way.response(self._request, self._timeout)
+            response = await self._framed.response(self._request, self._timeout)
             if response is not None:
                 return response
-            self._responses = self._slower(self._request, self._timeout)
+            self._responses = self._over_grpc(self._request, self._timeout)
         if self._responses is None:
             raise StopAsyncIteration
         return await anext(self._responses)

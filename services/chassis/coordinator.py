@@ -340,18 +340,18 @@ def no_lost_leader() -> str:
 
 
 class Leadership(Protocol):
-    """The leadership of one role by this process, while `stands` says so."""
+    """The leadership of one role by this process, while `is_held` says so."""
 
     @property
     def epoch(self) -> int:
         """Higher than that of every former leader."""
 
-    async def stands(self) -> bool:
+    async def is_held(self) -> bool:
         """True if no later leader had read anything when this was called. Raises `StoreUnusable` if
         the store does not say."""
 
     async def check(self) -> None:
-        """Raises `NotReady` unless it stands; after the first time, always raises it."""
+        """Raises `NotReady` unless it is held; after the first time, always raises it."""
 
     async def get(self, key: str) -> bytes | None:
         """The last value that this or a former leader wrote. `StoreUnusable` if it is damaged."""
@@ -494,7 +494,7 @@ class Candidacy(Generic[TermT]):
     Invariants:
     - There is a term only while this process holds the leadership from which the term was created.
       Holding it does not prove that this process leads: one that was paused may have a successor.
-      So every response is preceded by `Leadership.check` or `stands`.
+      So every response is preceded by `Leadership.check` or `is_held`.
     - If a term cannot be created, the process resigns at once. Otherwise it would hold the role for
       as long as it lives, and serve nothing.
     """

@@ -33,6 +33,7 @@ from percolator.services.chassis.coordinator import (
     value_of,
 )
 from percolator.services.chassis.epoch_directory import (
+    EpochDirectory,
     EpochName,
     Inheritance,
     Stage,
@@ -40,7 +41,6 @@ from percolator.services.chassis.epoch_directory import (
     take_over,
 )
 from percolator.services.chassis.files import (
-    EpochDirectory,
     FileLock,
     Files,
     fault_of,
@@ -171,7 +171,7 @@ class DirectoryLeadership:
         self._lock = lock
         self._beat_seconds = beat_seconds
         # The directory's own method: an oracle asks before each answer.
-        self.stands = directory.stands
+        self.is_held = directory.is_held
         self._deposed = False
         self._writing = asyncio.Lock()
         self._tasks = Tasks()
@@ -195,7 +195,7 @@ class DirectoryLeadership:
 
     async def _is_deposed(self) -> bool:
         """Once it is, it stays so."""
-        if not await self.stands() and not self._deposed:
+        if not await self.is_held() and not self._deposed:
             self._give_up()
             _log.warning("deposed by a later leader", role=self._role, epoch=self.epoch)
         return self._deposed

@@ -21,12 +21,12 @@ import os
 import stat
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 from structlog.stdlib import BoundLogger
 
@@ -651,110 +651,3 @@ def _fsync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# The ownership of a directory, as its owner checks it; epoch_directory.py takes it over.
-
-
-class SharedLook(Generic[T]):
-    """One look at something slow, shared by all callers that came before it began.
-
-    Belongs to one event loop. At most one look is under way.
-
-    A response may leave only after a look that began when its work was done. Joining a look in
-    progress would show an earlier state, so callers that come meanwhile share the next one.
-    """
-
-    def __init__(self, look: Callable[[], Awaitable[T]]) -> None:
-        self._look = look
-        self._waiting: list[asyncio.Future[T]] = []
-        self._looking: asyncio.Task[None] | None = None
-
-    def __call__(self) -> asyncio.Future[T]:
-        """Resolves to the result of a look that begins after this call."""
-        # A future for each caller: cancelling one does not affect the others.
-        found: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.append(found)
-        if self._looking is None:
-            # It begins in the loop's next round, so that all callers in this one share it.
-            self._looking = asyncio.create_task(self._run())
-        return found
-
-    async def _run(self) -> None:
-        asked: list[asyncio.Future[T]] = []
-        try:
-            while self._waiting:
-                asked, self._waiting = self._waiting, []
-                found = await self._look()
-                for future in asked:
-                    if not future.done():
-                        future.set_result(found)
-        except BaseException as error:
-            # No caller may be left waiting, whatever ended it.
-            for future in (*asked, *self._waiting):
-                if not future.done():
-                    _end(future, error)
-            self._waiting.clear()
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            self._looking = None
-
-
-def _end(future: asyncio.Future[T], error: BaseException) -> None:
-    if isinstance(error, Exception):
-        future.set_exception(error)
-    else:
-        future.cancel()
-
-
-class EpochDirectory:
-    """The directory of one owner, whether it still stands or not.
-
-    It stands as long as no later owner has sealed it. Asked after the work and before its answer
-    leaves: then whatever was read or written came before anything that a later owner did. Inode and
-    device are compared, not just the name.
-    """
-
-    def __init__(
-        self,
-        files: Files,
-        path: Path,
-        identity: FileStatus,
-        *,
-        must_exist: bool = False,
-        waits: bool = True,
-    ) -> None:
-        """`files` is asked whether it stands. `must_exist`: something was inherited, and finding
-        nothing means that data was lost. Unless a `stat` there `waits`, it needs no thread."""
-        self.path = path
-        self._owned: tuple[int, int] | None = identity.inode, identity.device
-        self.must_exist = must_exist
-        self._files = files
-        self._waits = waits
-        self._shared = SharedLook(self._look)
-
-    def look(self) -> bool:
-        """True if it stands. This blocks: it is for a thread that waits for the disk anyway."""
-        try:
-            return self._is(self._files.stat_now(self.path))
-        except OSError:
-            # Sealed, or a disk that cannot even tell: what is not known to stand does not.
-            return False
-
-    async def stands(self) -> bool:
-        """True if it stands, without blocking. Callers that came before a look began share it."""
-        return await self._shared() if self._waits else self.look()
-
-    async def _look(self) -> bool:
-        try:
-            return self._is(await self._files.stat(self.path))
-        except OSError:
-            return False
-
-    def _is(self, found: FileStatus) -> bool:
-        return (found.inode, found.device) == self._owned
-
-    def give_up(self) -> None:
-        """From now on it does not stand, whatever is found there."""
-        self._owned = None

@@ -52,7 +52,7 @@ from percolator.services.chassis.coordinator import (
     no_lost_leader,
     value_of,
 )
-from percolator.services.chassis.files import SharedLook
+from percolator.services.chassis.epoch_directory import SharedLook
 from percolator.tasks import Tasks
 from percolator.wire.backoff import Backoff
 from percolator.world import Clock, World
@@ -331,14 +331,14 @@ class RowLeadership:
         """True if it has ended, and nothing of it is left to do."""
         return self._deposed and self._beating.done()
 
-    async def stands(self) -> bool:
+    async def is_held(self) -> bool:
         if self._deposed:
             return False
         self._note(await self._shared())
         return not self._deposed
 
     async def check(self) -> None:
-        if not await self.stands():
+        if not await self.is_held():
             raise NotReady(f"this process no longer leads as {self._row.role}")
 
     async def get(self, key: str) -> bytes | None:

@@ -99,7 +99,7 @@ class Master(Generic[MapT, TermT]):
     async def current(self) -> MapT:
         """The map: the leader's own or, on a standby, as the leader last recorded it."""
         leader = self.leader
-        if leader is not None and await leader.leadership.stands():
+        if leader is not None and await leader.leadership.is_held():
             current: MapT = leader.stored.current
             return current
         return self._decoded(await self._recorded(KEY))

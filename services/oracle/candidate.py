@@ -23,7 +23,7 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.services.chassis.coordinator import Candidacy, Coordinator, Leadership
-from percolator.services.oracle.oracle import ROLE, Ledger, Oracle, OracleCounts, OracleLimits
+from percolator.services.oracle.oracle import ROLE, DurableMark, Oracle, OracleCounts, OracleLimits
 from percolator.v1.cluster_pb2 import DescribeRequest, DescribeResponse
 from percolator.v1.oracle_pb2 import GetTimestampsRequest
 from percolator.wire.addresses import parse_host_port
@@ -331,17 +331,17 @@ class Candidate:
 
     async def _open(self, leadership: Leadership) -> Oracle:
         site = self._site
-        ledger = await Ledger.open(leadership, cluster_id=site.cluster_id)
-        if ledger.mark_milliseconds < self._highest_mark:
+        mark = await DurableMark.open(leadership, cluster_id=site.cluster_id)
+        if mark.mark_milliseconds < self._highest_mark:
             # The store was replaced by another one. This process knows what it has handed out.
-            await ledger.write(self._highest_mark)
+            await mark.write(self._highest_mark)
         oracle = Oracle(
             site.clock,
-            ledger,
-            leadership.stands,
+            mark,
+            leadership.is_held,
             site.limits,
             self.counts,
-            begin_milliseconds=await self._beginning(ledger.mark_milliseconds),
+            begin_milliseconds=await self._beginning(mark.mark_milliseconds),
         )
         await oracle.extend()
         return oracle

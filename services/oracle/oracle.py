@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self
+from typing import Self
 
 import structlog
 
@@ -247,7 +247,7 @@ SERVED = "served"
 """Written once, after the first mark of a store. From then on a missing mark is a loss."""
 
 
-class Ledger:
+class DurableMark:
     """The durable mark: a value of the role "oracle", which only the leading oracle can write.
 
     Made by `open`.
@@ -346,24 +346,6 @@ _MILLISECONDS_PER_DAY = 86_400_000
 _LAG_WORTH_A_WARNING_SECONDS = 10.0
 
 _log = structlog.get_logger("percolator.oracle")
-
-
-class DurableMark(Protocol):
-    """Keeps the mark, which is above the physical part of every timestamp ever handed out."""
-
-    @property
-    def mark_milliseconds(self) -> int: ...
-
-    @property
-    def epoch(self) -> int:
-        """The catalogue's epoch: durable, too."""
-
-    async def advance_epoch(self, epoch: int) -> None:
-        """Returns when an epoch at least as high is durable. Raises as `write`."""
-
-    async def write(self, milliseconds: int) -> None:
-        """Returns when the mark is durable. `StoreUnusable` means that it may or may not be,
-        `NotReady` that another oracle leads."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from percolator.errors import (
 )
 from percolator.services.chassis.coordinator import Trouble
 from percolator.services.chassis.epoch_directory import (
+    EpochDirectory,
     EpochName,
     Inheritance,
     Stage,
@@ -32,7 +33,7 @@ from percolator.services.chassis.epoch_directory import (
     remove_superseded,
     take_over,
 )
-from percolator.services.chassis.files import DiskThreads, EpochDirectory, Files
+from percolator.services.chassis.files import DiskThreads, Files
 from percolator.services.tabletserver import leveldb
 from percolator.tablet.state import Ownership, TabletIdentity
 from percolator.tasks import Tasks

@@ -104,8 +104,8 @@ class OrderQueues:
 # One tablet on this server, through everything that may happen to it.
 #
 # It is opened, serves, may fail, and is reopened automatically: after an I/O error it is not known
-# what the last batch left, so LevelDB is closed and its log decides. A tablet whose directory no
-# longer stands is released. Meanwhile every request gets the error that says which case it is.
+# what the last batch left, so LevelDB is closed and its log decides. A tablet that is no longer
+# held is released. Meanwhile every request gets the error that says which case it is.
 
 REOPEN_SECONDS_MIN = 0.05
 REOPEN_SECONDS_MAX = 5.0
@@ -198,7 +198,7 @@ class ServedTablet:
         """The open tablet, or the error that says why there is none."""
         if self._tablet is None:
             error = self._error or NotReady(f"tablet {self.identity.tablet_id} is closed")
-            if not await self._ownership.stands():
+            if not await self._ownership.is_held():
                 # Even if it is still being opened here, the caller has to go elsewhere.
                 error = self._moved()
             # All requests get the same object: without this, its traceback would grow with each.
@@ -382,7 +382,7 @@ class ServedTablet:
         backoff = Backoff(shared.clock, shared.random, REOPEN_SECONDS_MIN, REOPEN_SECONDS_MAX)
         trouble = Trouble(self._log, "tablet cannot be opened yet")
         while not self._closed:
-            if not await self._ownership.stands():
+            if not await self._ownership.is_held():
                 # Anything that is found there belongs to another owner.
                 self._log.warning("tablet lost to a later owner before it could be reopened")
                 self._lose()

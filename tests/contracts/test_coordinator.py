@@ -262,7 +262,7 @@ async def test_while_a_leader_lives_candidates_wait(store: BackEnd) -> None:
     led = await soon(store.process().coordinator.campaign("master", "a:1"))
     waiting = asyncio.create_task(store.process().coordinator.campaign("master", "b:1"))
     assert await is_waiting(waiting, store.clock, 3 * TIMES.grace_seconds)
-    assert await led.stands()
+    assert await led.is_held()
     waiting.cancel()
 
 
@@ -280,7 +280,7 @@ async def test_a_leader_that_a_candidate_knows_to_be_lost_is_replaced_though_it_
     lost.append("a:1")
     second = await soon(waiting)
     assert await second.get("mark") == b"one"
-    assert not await first.stands()
+    assert not await first.is_held()
     with pytest.raises(NotReady):
         await first.put("mark", b"late")
 
@@ -307,7 +307,7 @@ async def test_a_process_that_leads_term_after_term_keeps_only_the_last(store: B
     led = await soon(coordinator.campaign("master", "a:1"))
     assert coordinator._led == [led]
     await coordinator.close()
-    assert not await led.stands(), "the last one is resigned with its process"
+    assert not await led.is_held(), "the last one is resigned with its process"
 
 
 async def test_a_killed_leader_is_replaced(store: BackEnd) -> None:
@@ -330,13 +330,13 @@ async def test_a_paused_leader_is_replaced_and_refuses_to_answer_when_it_wakes(
     second = await soon(store.process().coordinator.campaign("oracle", "b:1"))
     assert await second.get("mark") == b"100"
     paused.resume()
-    assert not await first.stands()
+    assert not await first.is_held()
     with pytest.raises((NotReady, StoreUnusable)):
         await late
     with pytest.raises(NotReady):
         await first.get("mark")
     assert await second.get("mark") == b"100"
-    assert await second.stands()
+    assert await second.is_held()
 
 
 async def test_a_leader_paused_after_its_value_was_durable_does_not_say_so(store: BackEnd) -> None:
@@ -393,8 +393,8 @@ async def test_roles_do_not_touch_each_other(store: BackEnd) -> None:
     oracle = await soon(coordinator.campaign("oracle", "a:2"))
     await master.put("mark", b"m")
     assert await oracle.get("mark") is None
-    assert await master.stands()
-    assert await oracle.stands()
+    assert await master.is_held()
+    assert await oracle.is_held()
 
 
 async def test_watching_shows_the_value_now_and_every_later_change(store: BackEnd) -> None:

@@ -26,7 +26,7 @@ from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
 from percolator.protocol import steps
 from percolator.protocol.write_set import Write, WriteSteps
 from percolator.routing.catalog import TableSchema
-from percolator.routing.cells import CellMutation, CommonStep
+from percolator.routing.cells import CellMutation, ListedStep
 from percolator.routing.lanes import fill_list
 from percolator.tablet import group_commit, requests
 from percolator.tablet.cells import ColumnEncoder
@@ -330,9 +330,9 @@ def _sent() -> list[CellMutation]:
 
 async def test_a_step_in_a_list_is_the_same_mutation_to_the_tablet() -> None:
     rig = await Rig().open()
-    listed = [one for one in _sent() if isinstance(one.mutation, CommonStep)]
+    listed = [one for one in _sent() if isinstance(one.mutation, ListedStep)]
     in_list = pb.StepList()
-    fill_list(in_list, [one.mutation for one in listed if isinstance(one.mutation, CommonStep)])
+    fill_list(in_list, [one.mutation for one in listed if isinstance(one.mutation, ListedStep)])
     alone = pb.MutationBatch(mutations=[one.message() for one in listed])
     state, columns = rig.tablet._state, ColumnEncoder()
     await state.guard.require(COMMIT, "commit")
@@ -342,7 +342,7 @@ async def test_a_step_in_a_list_is_the_same_mutation_to_the_tablet() -> None:
 
 
 def test_everything_on_the_way_to_a_commit_travels_in_lists_but_a_lock_with_long_data() -> None:
-    alone = [one.message() for one in _sent() if not isinstance(one.mutation, CommonStep)]
+    alone = [one.message() for one in _sent() if not isinstance(one.mutation, ListedStep)]
     assert [(one.column, len(one.changes)) for one in alone] == [(b"long", 2)] * 2
 
 

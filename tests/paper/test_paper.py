@@ -22,7 +22,7 @@ from percolator.world import UnaryMethod, World
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.observers.observed_cluster import Observed, copy, observed, source, total
-from tests.unit.oracle.ledgers import open_ledger
+from tests.unit.oracle.marks import open_mark
 from tests.unit.unary_network import UnaryNetwork
 
 from .small_cluster import (
@@ -315,8 +315,8 @@ async def test_a_lock_above_the_snapshot_does_not_stop_it() -> None:
 async def started(files: MemoryFiles) -> Oracle:
     """An oracle on this disk, just started."""
     clock = VirtualClock(asyncio.get_running_loop())
-    ledger = await open_ledger(files, clock)
-    oracle = Oracle(clock, ledger, ledger.leadership.stands, OracleLimits())
+    mark = await open_mark(files, clock)
+    oracle = Oracle(clock, mark, mark.leadership.is_held, OracleLimits())
     await oracle.extend()
     return oracle
 

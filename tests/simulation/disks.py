@@ -17,7 +17,8 @@ from pathlib import Path
 
 from percolator.errors import StoreFault, StoreUnusable
 from percolator.formats.records import START_TIMESTAMP_BYTES
-from percolator.services.chassis.files import DiskThreads, EpochDirectory, FileStatus, OpenFile
+from percolator.services.chassis.epoch_directory import EpochDirectory
+from percolator.services.chassis.files import DiskThreads, FileStatus, OpenFile
 from percolator.services.tabletserver.storage import Ancestry, SharedDirectoryStore
 from percolator.tablet.cells import LOAD_FENCE_PREFIX, W, split_component, timestamp_of
 from percolator.tablet.state import LoadFence, Ownership, TabletIdentity

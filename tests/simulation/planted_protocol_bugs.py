@@ -28,8 +28,8 @@ from percolator.routing import lanes
 from percolator.routing.cells import (
     APPLIED,
     CellMutation,
-    CommonStep,
     FollowedCommit,
+    ListedStep,
     NotSent,
     Refused,
     RowRequest,
@@ -209,7 +209,7 @@ def without_lists(patch: Patch) -> None:
     def written_out(
         self: PendingRow, pending: Any, index: int, table_id: int, version: int, message: Any
     ) -> None:
-        if isinstance(message, CommonStep):
+        if isinstance(message, ListedStep):
             message = message.mutation()
         correct(self, pending, index, table_id, version, message)
 

@@ -23,7 +23,7 @@ from percolator.routing.cells import ChangesSeen, StoredChange
 from percolator.rowstore import collection as row_collection
 from percolator.rowstore.loading import RowLoader
 from percolator.rowstore.port import RowChange
-from percolator.services.chassis.files import EpochDirectory, SharedLook
+from percolator.services.chassis.epoch_directory import EpochDirectory, SharedLook
 from percolator.services.master import row_term
 from percolator.services.master.assignment import Assignment
 from percolator.services.master.cluster_map import Catalogue, Table, TableLoad
@@ -32,7 +32,7 @@ from percolator.services.master.leader import Tables
 from percolator.services.master.table_changes import TableChanges
 from percolator.services.oracle import candidate
 from percolator.services.oracle.candidate import Candidate, OtherClocks, Site
-from percolator.services.oracle.oracle import Ledger
+from percolator.services.oracle.oracle import DurableMark
 from percolator.services.tabletserver.storage import Ancestry
 from percolator.tablet import bulk_load, change_scan, collection, judge
 from percolator.tablet.cells import TIMESTAMP_MAX, F, RecentWrites
@@ -70,8 +70,8 @@ _BETWEEN_TWO_LOOKS_SECONDS = 0.002
 def oracle_without_persistence(patch: Patch) -> None:
     """After a restart it hands out the same timestamps again."""
 
-    @in_place_of(patch, Ledger, "write")
-    async def forget(self: Ledger, milliseconds: int) -> None:
+    @in_place_of(patch, DurableMark, "write")
+    async def forget(self: DurableMark, milliseconds: int) -> None:
         self._mark = self._mark.__class__(milliseconds, self._mark.cluster_id)
 
 
@@ -116,11 +116,11 @@ def read_without_the_after_check(patch: Patch) -> None:
 def write_without_the_after_check(patch: Patch) -> None:
     """A deposed owner acknowledges a write that will never be read: the lost epoch check."""
 
-    @in_place_of(patch, EpochDirectory, "stands")
+    @in_place_of(patch, EpochDirectory, "is_held")
     async def wrong(self: EpochDirectory) -> bool:
         return True
 
-    patch.setattr(EpochDirectory, "look", lambda self: True)
+    patch.setattr(EpochDirectory, "is_held_blocking", lambda self: True)
 
 
 # Bugs in looking who owns a tablet on a store that stalls.
@@ -131,9 +131,9 @@ _IMPATIENT_SECONDS = 0.05
 
 def stalled_look_answered_without_the_store(patch: Patch) -> None:
     """An owner whose store does not answer goes on as if it still were one."""
-    correct = EpochDirectory.stands
+    correct = EpochDirectory.is_held
 
-    @in_place_of(patch, EpochDirectory, "stands")
+    @in_place_of(patch, EpochDirectory, "is_held")
     async def wrong(self: EpochDirectory) -> bool:
         try:
             async with asyncio.timeout(_IMPATIENT_SECONDS):

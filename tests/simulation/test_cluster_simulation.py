@@ -23,7 +23,7 @@ from percolator.protocol import steps
 from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
 from percolator.services.chassis.rpc import Exposed
 from percolator.services.oracle.candidate import Candidate, Site
-from percolator.services.oracle.oracle import Ledger, OracleHandler, OracleLimits
+from percolator.services.oracle.oracle import DurableMark, OracleHandler, OracleLimits
 from percolator.v1 import oracle_pb2
 from percolator.v1.tabletserver_pb2 import MutateRequest, Mutation, StepList
 from percolator.wire.methods import MUTATE
@@ -350,7 +350,7 @@ def test_a_seed_is_run_in_the_same_way_again() -> None:
     assert [str(record) for record in first] == [str(record) for record in second]
 
 
-async def _forgetful_write(self: Ledger, milliseconds: int) -> None:
+async def _forgetful_write(self: DurableMark, milliseconds: int) -> None:
     """An oracle that serves from a window that it never made durable."""
     self._mark = self._mark.__class__(milliseconds, self._mark.cluster_id)
 
@@ -358,7 +358,7 @@ async def _forgetful_write(self: Ledger, milliseconds: int) -> None:
 def test_an_oracle_that_does_not_persist_its_mark_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Ledger, "write", _forgetful_write)
+    monkeypatch.setattr(DurableMark, "write", _forgetful_write)
     wanted = {ViolationKind.REAL_TIME_ORDER, ViolationKind.DUPLICATE_TIMESTAMP}
     assert any(wanted & _simulated(seed)[0].counts.keys() for seed in range(20))
 

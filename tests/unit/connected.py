@@ -18,7 +18,7 @@ from percolator.aio.engine import Rows
 from percolator.bigtable.store import BigtableStore
 from percolator.errors import DeadlineExceeded, Unavailable
 from percolator.protocol.write_set import CommitPrimary, CommitSecondary, Prewrite
-from percolator.routing.cells import CommonStep
+from percolator.routing.cells import ListedStep
 from percolator.rowstore.layout import Times
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
@@ -36,7 +36,7 @@ accounts = Table("accounts")
 balance = accounts.column("balance", codecs.integer)
 
 
-_STEPS: dict[int, type[CommonStep]] = {
+_STEPS: dict[int, type[ListedStep]] = {
     one.kind: one for one in (Prewrite, CommitPrimary, CommitSecondary)
 }
 

@@ -443,7 +443,7 @@ async def test_a_candidate_whose_answer_was_lost_leads(scene: Scene) -> None:
     scene.faulty.faults = [scene.faulty.loses_the_answer]
     led = await asyncio.wait_for(scene.coordinator().campaign("oracle", "a:1"), 5.0)
     assert led.epoch == 1
-    assert await led.stands()
+    assert await led.is_held()
 
 
 async def test_a_candidate_that_arrives_late_does_not_depose_the_one_that_leads(
@@ -455,7 +455,7 @@ async def test_a_candidate_that_arrives_late_does_not_depose_the_one_that_leads(
     late.cancel()
     led = await scene.coordinator().campaign("oracle", "b:1")
     assert await scene.faulty.late[0]() is False
-    assert await led.stands()
+    assert await led.is_held()
 
 
 async def test_while_the_store_does_not_answer_nobody_is_deposed_and_nothing_is_said(
@@ -463,12 +463,12 @@ async def test_while_the_store_does_not_answer_nobody_is_deposed_and_nothing_is_
 ) -> None:
     led = await scene.coordinator().campaign("oracle", "a:1")
     scene.faulty.read_error = Unavailable("nothing listens")
-    for ask in (led.stands, led.check, lambda: led.get("mark"), lambda: led.put("mark", b"1")):
+    for ask in (led.is_held, led.check, lambda: led.get("mark"), lambda: led.put("mark", b"1")):
         with pytest.raises(StoreUnusable, match="nothing listens") as caught:
             await ask()
         assert caught.value.fault is StoreFault.INPUT_OUTPUT
     scene.faulty.read_error = None
-    assert await led.stands()
+    assert await led.is_held()
     await led.put("mark", b"2")
 
 

@@ -36,8 +36,8 @@ from percolator.services.chassis.cluster_store import (
     RowIdentity,
     RowStoreWatch,
 )
-from percolator.services.chassis.epoch_directory import take_over
-from percolator.services.chassis.files import DiskThreads, SharedLook
+from percolator.services.chassis.epoch_directory import SharedLook, take_over
+from percolator.services.chassis.files import DiskThreads
 from percolator.services.chassis.membership import Membership, Registration
 from percolator.services.chassis.row_coordinator import Records
 from percolator.services.chassis.store_watch import (
@@ -240,9 +240,9 @@ async def test_a_takeover_on_a_store_that_hangs_goes_on_when_it_comes_back() -> 
     await clock.sleep(MINUTE)
     assert not taking.done()
     # The tablet that is served does not notice: its looks have threads of their own.
-    assert await owner.stands()
+    assert await owner.is_held()
     hanging.answers.set()
-    assert await (await taking).stands()
+    assert await (await taking).is_held()
 
 
 async def test_an_owner_answers_nothing_while_its_store_hangs_and_nothing_old_afterwards() -> None:
@@ -252,7 +252,7 @@ async def test_an_owner_answers_nothing_while_its_store_hangs_and_nothing_old_af
     clock = VirtualClock(asyncio.get_running_loop())
     owner = await take_over(files, ROOT / "7", 1, clone_leveldb)
     files.answers.clear()
-    asked = asyncio.create_task(owner.stands())
+    asked = asyncio.create_task(owner.is_held())
     await clock.sleep(MINUTE)
     assert not asked.done()
     await take_over(others, ROOT / "7", 2, clone_leveldb)

@@ -28,7 +28,7 @@ from percolator.wire.methods import DESCRIBE
 from percolator.world import Network, UnaryMethod, World
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles, run_until_killed
 from tests.simulation.virtual_time import VirtualClock, run_virtually
-from tests.unit.oracle.ledgers import STORE, open_ledger
+from tests.unit.oracle.marks import STORE, open_mark
 from tests.unit.unary_network import UnaryNetwork
 
 HOUR = 3_600_000
@@ -521,8 +521,8 @@ async def live(files: MemoryFiles, wall_milliseconds: int) -> tuple[int, int]:
 
 async def serve(files: MemoryFiles, wall_milliseconds: int, served: list[int]) -> None:
     clock = VirtualClock(asyncio.get_running_loop(), wall_milliseconds=wall_milliseconds)
-    ledger = await open_ledger(files, clock, cluster_id="c")
-    oracle = Oracle(clock, ledger, ledger.leadership.stands, OracleLimits())
+    mark = await open_mark(files, clock, cluster_id="c")
+    oracle = Oracle(clock, mark, mark.leadership.is_held, OracleLimits())
     await oracle.extend()
     extending = asyncio.ensure_future(oracle.keep_extended())
     try:

@@ -4,7 +4,7 @@ The allocator: blocks of numbers, for any requests and any time.
 
 The physical part of timestamps, under clocks that jump.
 
-The ledger: one oracle at a time, and never a guess in place of a lost mark.
+The durable mark: one oracle at a time, and never a guess in place of a lost mark.
 
 The bytes of the mark.
 """
@@ -41,7 +41,7 @@ from percolator.services.oracle.candidate import Candidate, Site
 from percolator.services.oracle.oracle import (
     LEADING_SPEED,
     Allocator,
-    Ledger,
+    DurableMark,
     Mark,
     Oracle,
     OracleLimits,
@@ -52,7 +52,7 @@ from percolator.timestamps import PHYSICAL_MILLISECONDS_MAX, SEQUENCES_PER_MILLI
 from percolator.wire.timestamp_source import ATTEMPT_SECONDS_MAX
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.simulation.virtual_time import VirtualClock
-from tests.unit.oracle.ledgers import STORE, HandClock, open_ledger
+from tests.unit.oracle.marks import STORE, HandClock, open_mark
 from tests.unit.refusals import refused
 
 
@@ -74,12 +74,12 @@ async def always() -> bool:
 class Bench:
     """One oracle, its disk and its clock."""
 
-    def __init__(self, clock: VirtualClock, files: MemoryFiles, ledger: Ledger) -> None:
+    def __init__(self, clock: VirtualClock, files: MemoryFiles, mark: DurableMark) -> None:
         self.clock = clock
         self.files = files
-        self.ledger = ledger
+        self.mark = mark
         self.may_answer: bool | StoreUnusable = True
-        self.oracle = Oracle(clock, ledger, self._may_answer, LIMITS)
+        self.oracle = Oracle(clock, mark, self._may_answer, LIMITS)
         self.highest = 0
 
     async def _may_answer(self) -> bool:
@@ -108,7 +108,7 @@ class Bench:
 async def bench() -> AsyncIterator[Bench]:
     clock = VirtualClock(asyncio.get_running_loop())
     files = MemoryFiles(MemoryDisk())
-    made = Bench(clock, files, await open_ledger(files, clock))
+    made = Bench(clock, files, await open_mark(files, clock))
     await made.oracle.extend()
     extending = asyncio.ensure_future(made.oracle.keep_extended())
     yield made
@@ -128,8 +128,8 @@ def fsyncs(files: MemoryFiles) -> int:
 
 async def test_nothing_is_served_before_the_first_mark_is_durable(files: MemoryFiles) -> None:
     clock = VirtualClock(asyncio.get_running_loop())
-    ledger = await open_ledger(files, clock)
-    oracle = Oracle(clock, ledger, always, LIMITS)
+    mark = await open_mark(files, clock)
+    oracle = Oracle(clock, mark, always, LIMITS)
     asked = asyncio.ensure_future(oracle.get_timestamps(1))
     await asyncio.sleep(0.1)
     assert not asked.done()
@@ -288,13 +288,13 @@ async def test_an_absurd_clock_at_the_start_is_refused_unless_it_is_confirmed(
     files: MemoryFiles,
 ) -> None:
     clock = VirtualClock(asyncio.get_running_loop())
-    ledger = await open_ledger(files, clock)
-    await Oracle(clock, ledger, always, LIMITS).extend()
+    mark = await open_mark(files, clock)
+    await Oracle(clock, mark, always, LIMITS).extend()
     clock.set_wall_back(-400 * 24 * HOUR)
     with pytest.raises(UsageError, match=r"400 days above .* --follow-clock-jumps"):
-        Oracle(clock, ledger, always, LIMITS)
-    await Oracle(clock, ledger, always, OracleLimits(follow_jumps=True)).extend()
-    assert ledger.mark_milliseconds >= clock.wall_milliseconds()
+        Oracle(clock, mark, always, LIMITS)
+    await Oracle(clock, mark, always, OracleLimits(follow_jumps=True)).extend()
+    assert mark.mark_milliseconds >= clock.wall_milliseconds()
 
 
 def test_a_crash_makes_no_fresh_lock_expire() -> None:
@@ -558,19 +558,19 @@ def test_a_lead_shrinks_as_fast_as_it_is_told_and_time_never_stands_still() -> N
 ROLE = STORE / "coordinator" / "oracle"
 
 
-async def another(files: MemoryFiles, *, cluster_id: str = "") -> Ledger:
-    """The ledger of the next process, after the process of `files` was killed."""
+async def another(files: MemoryFiles, *, cluster_id: str = "") -> DurableMark:
+    """The mark of the next process, after the process of `files` was killed."""
     files.kill()
-    return await open_ledger(MemoryFiles(files.disk), cluster_id=cluster_id)
+    return await open_mark(MemoryFiles(files.disk), cluster_id=cluster_id)
 
 
 async def test_a_mark_survives_a_power_cut(files: MemoryFiles) -> None:
-    ledger = await open_ledger(files)
-    assert ledger.mark_milliseconds == 0
-    await ledger.write(17)
+    mark = await open_mark(files)
+    assert mark.mark_milliseconds == 0
+    await mark.write(17)
     for chance in (None, *map(random.Random, range(10))):
         files.disk.cut_power(chance)
-        after = await open_ledger(MemoryFiles(files.disk))
+        after = await open_mark(MemoryFiles(files.disk))
         assert after.mark_milliseconds == 17
 
 
@@ -578,26 +578,26 @@ async def test_the_former_oracle_can_neither_write_nor_answer_once_another_has_r
     files: MemoryFiles,
 ) -> None:
     """It was only silent, not killed, and still holds its lock."""
-    former = await open_ledger(files)
+    former = await open_mark(files)
     await former.write(5)
     silent = asyncio.Event()
     files.before_fsync = silent.wait
     late = asyncio.ensure_future(former.write(6))
     await asyncio.sleep(0)
-    successor = await open_ledger(MemoryFiles(files.disk))
+    successor = await open_mark(MemoryFiles(files.disk))
     assert successor.mark_milliseconds == 5
     silent.set()
     with pytest.raises(NotReady):
         await late
-    assert not await former.leadership.stands()
-    assert await successor.leadership.stands()
+    assert not await former.leadership.is_held()
+    assert await successor.leadership.is_held()
     with pytest.raises(NotReady):
         await former.write(7)
 
 
 async def test_a_missing_mark_is_not_taken_for_a_new_store(files: MemoryFiles) -> None:
-    ledger = await open_ledger(files)
-    await ledger.write(1)
+    mark = await open_mark(files)
+    await mark.write(1)
     await files.unlink(ROLE / "e1" / "mark")
     with pytest.raises(StoreUnusable, match=r"'mark' .* is missing") as refused:
         await another(files)
@@ -605,8 +605,8 @@ async def test_a_missing_mark_is_not_taken_for_a_new_store(files: MemoryFiles) -
 
 
 async def test_a_damaged_mark_is_refused_and_left_as_it_is(files: MemoryFiles) -> None:
-    ledger = await open_ledger(files)
-    await ledger.write(1)
+    mark = await open_mark(files)
+    await mark.write(1)
     async with await files.create(ROLE / "e1" / "mark", exclusive=False) as file:
         await file.append(b"percolator-oracle-mark 1\ncluster=\nmilliseconds=0\ncrc32=00000000\n")
     for _ in range(2):
@@ -616,8 +616,8 @@ async def test_a_damaged_mark_is_refused_and_left_as_it_is(files: MemoryFiles) -
 
 
 async def test_the_mark_of_another_cluster_is_refused(files: MemoryFiles) -> None:
-    ledger = await open_ledger(files, cluster_id="a")
-    await ledger.write(1)
+    mark = await open_mark(files, cluster_id="a")
+    await mark.write(1)
     with pytest.raises(WrongCluster, match="belongs to cluster a, not to b"):
         await another(files, cluster_id="b")
 
@@ -626,50 +626,50 @@ async def test_a_store_keeps_the_cluster_that_it_once_belonged_to(files: MemoryF
     """A mark without a cluster is adopted by the first one; after that, another one is refused."""
     for cluster_id in ("", "a", ""):
         files = MemoryFiles(files.disk)
-        ledger = await open_ledger(files, cluster_id=cluster_id)
-        await ledger.write(1)
+        mark = await open_mark(files, cluster_id=cluster_id)
+        await mark.write(1)
         files.kill()
     with pytest.raises(WrongCluster):
-        await open_ledger(MemoryFiles(files.disk), cluster_id="b")
+        await open_mark(MemoryFiles(files.disk), cluster_id="b")
 
 
 async def test_the_mark_never_goes_back() -> None:
-    ledger = await open_ledger(MemoryFiles(MemoryDisk()))
-    await ledger.write(2)
+    mark = await open_mark(MemoryFiles(MemoryDisk()))
+    await mark.write(2)
     with pytest.raises(InvariantViolation):
-        await ledger.write(1)
+        await mark.write(1)
 
 
 async def test_a_write_costs_two_fsyncs(files: MemoryFiles) -> None:
-    ledger = await open_ledger(files)
-    await ledger.write(1)
+    mark = await open_mark(files)
+    await mark.write(1)
     before = files.fsyncs
-    await ledger.write(2)
+    await mark.write(2)
     assert files.fsyncs - before == 2
 
 
 async def test_a_failed_write_leaves_the_old_mark_in_force(files: MemoryFiles) -> None:
-    ledger = await open_ledger(files)
-    await ledger.write(1)
+    mark = await open_mark(files)
+    await mark.write(1)
     files.faults.fail("append", number=errno.ENOSPC)
     with pytest.raises(StoreUnusable, match="No space left") as refused:
-        await ledger.write(2)
+        await mark.write(2)
     assert refused.value.fault is StoreFault.DISK_FULL
-    assert ledger.mark_milliseconds == 1
-    await ledger.write(3)
+    assert mark.mark_milliseconds == 1
+    await mark.write(3)
     assert (await another(files)).mark_milliseconds == 3
 
 
 async def test_an_oracle_whose_directory_was_taken_away_notices(files: MemoryFiles) -> None:
-    ledger = await open_ledger(files)
-    await ledger.write(1)
-    assert await ledger.leadership.stands()
+    mark = await open_mark(files)
+    await mark.write(1)
+    assert await mark.leadership.is_held()
     await files.rename(ROLE / "e1", ROLE / "elsewhere")
-    assert not await ledger.leadership.stands()
+    assert not await mark.leadership.is_held()
     with pytest.raises(NotReady):
-        await ledger.leadership.check()
+        await mark.leadership.check()
     await files.rename(ROLE / "elsewhere", ROLE / "e1")
-    assert not await ledger.leadership.stands(), "once deposed, always"
+    assert not await mark.leadership.is_held(), "once deposed, always"
 
 
 MARK = Mark(1_795_252_739_606, "0123456789abcdef0123456789abcdef")

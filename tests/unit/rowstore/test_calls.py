@@ -40,8 +40,8 @@ from percolator.routing.catalog import NO_OBSERVERS
 from percolator.routing.cells import (
     APPLIED,
     CellMutation,
-    CommonStep,
     FoundCell,
+    ListedStep,
     RangeRequest,
     Refused,
     RowRequest,
@@ -407,7 +407,7 @@ def test_a_common_step_means_what_its_message_means(
         steps.commit_primary_step(NO_OBSERVERS, at(5) + 1, at(9)),
         steps.commit_secondary_step(cell, NO_OBSERVERS, at(9)),
     ):
-        assert isinstance(asked.mutation, CommonStep)
+        assert isinstance(asked.mutation, ListedStep)
         common, plain = mapped_step(asked.mutation, TIMES), mapped(asked.message(), TIMES)
         assert common[1:] == plain[1:]
         assert common.mutation == plain.mutation == asked.message()

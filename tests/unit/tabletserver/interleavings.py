@@ -16,8 +16,13 @@ from random import Random
 from typing import Any, cast
 
 from percolator.errors import PercolatorError
-from percolator.services.chassis.epoch_directory import Inheritance, remove_superseded, take_over
-from percolator.services.chassis.files import EpochDirectory, Files, FileStatus
+from percolator.services.chassis.epoch_directory import (
+    EpochDirectory,
+    Inheritance,
+    remove_superseded,
+    take_over,
+)
+from percolator.services.chassis.files import Files, FileStatus
 
 TABLET = Path("/tablet")
 DAMAGED = -1
@@ -76,7 +81,7 @@ async def clone_in_model(files: Files, source: Path, target: Path) -> None:
 
 
 async def serve(directory: EpochDirectory) -> None:
-    """One write, acknowledged only if the directory still stands afterwards."""
+    """One write, acknowledged only if the directory is still held afterwards."""
     opened = await _Step("open database", directory.path.name)
     await _Step("append", str(opened))
     # In a step of its own, and not in a task, which no model could run again.

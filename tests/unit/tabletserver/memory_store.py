@@ -38,11 +38,11 @@ class MemoryOwnership:
     identity: TabletIdentity
     lost: bool = False
 
-    def look(self) -> bool:
+    def is_held_blocking(self) -> bool:
         return not self.lost
 
-    async def stands(self) -> bool:
-        return self.look()
+    async def is_held(self) -> bool:
+        return self.is_held_blocking()
 
 
 @dataclass

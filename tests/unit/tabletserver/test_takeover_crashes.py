@@ -13,16 +13,17 @@ from random import Random
 import pytest
 
 from percolator.errors import InvalidArgument, TabletMoved
-from percolator.services.chassis import epoch_directory, files
+from percolator.services.chassis import epoch_directory
 from percolator.services.chassis.epoch_directory import (
     Clone,
+    EpochDirectory,
     EpochName,
     Stage,
     make_tablet_directory,
     remove_superseded,
     take_over,
 )
-from percolator.services.chassis.files import EpochDirectory, Files
+from percolator.services.chassis.files import Files
 from percolator.services.tabletserver.storage import clone_leveldb
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.unit.tabletserver.interleavings import Explorer
@@ -165,11 +166,11 @@ async def test_epoch_zero_is_no_epoch() -> None:
 
 async def test_an_owner_knows_another_directory_of_the_same_name(left: MemoryFiles) -> None:
     owner = await take_over(left, TABLET, 2, clone_leveldb)
-    assert await owner.stands()
+    assert await owner.is_held()
     await left.rename(TABLET / "e2", TABLET / "e2.sealed")
-    assert not await owner.stands()
+    assert not await owner.is_held()
     await left.make_directory(TABLET / "e2")
-    assert not await owner.stands()
+    assert not await owner.is_held()
 
 
 async def test_an_owner_whose_disk_cannot_tell_does_not_say_that_it_still_owns(
@@ -177,8 +178,8 @@ async def test_an_owner_whose_disk_cannot_tell_does_not_say_that_it_still_owns(
 ) -> None:
     owner = await take_over(left, TABLET, 2, clone_leveldb)
     left.faults.fail("stat", number=errno.EIO)
-    assert not await owner.stands()
-    assert await owner.stands()
+    assert not await owner.is_held()
+    assert await owner.is_held()
 
 
 async def test_clearing_up_keeps_the_newest_sealed_epoch_and_strangers(left: MemoryFiles) -> None:
@@ -270,7 +271,7 @@ def test_without_the_check_of_the_directory_a_write_is_lost(
     async def always(self: object) -> bool:
         return True
 
-    monkeypatch.setattr(files.EpochDirectory, "_look", always)
+    monkeypatch.setattr(epoch_directory.EpochDirectory, "_look", always)
     assert Explorer((2,)).violations()
 
 

@@ -1,4 +1,4 @@
-"""Ledgers as a leading oracle has them, on files in memory."""
+"""The mark as a leading oracle has it, on files in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
 from percolator.services.chassis.files import make_durable_directory
-from percolator.services.oracle.oracle import ROLE, Ledger
+from percolator.services.oracle.oracle import ROLE, DurableMark
 from percolator.world import Clock
 from tests.doubles.memory_files import MemoryFiles
 from tests.simulation.virtual_time import VirtualClock
@@ -15,15 +15,15 @@ from tests.simulation.virtual_time import VirtualClock
 STORE = Path("/store")
 
 
-async def open_ledger(
+async def open_mark(
     files: MemoryFiles, clock: Clock | None = None, *, cluster_id: str = ""
-) -> Ledger:
+) -> DurableMark:
     """Waits until it leads."""
     clock = clock or VirtualClock(asyncio.get_running_loop())
     await make_durable_directory(files, STORE)
     leadership = await DirectoryCoordinator(files, clock, STORE).campaign(ROLE, "me:1")
     try:
-        return await Ledger.open(leadership, cluster_id=cluster_id)
+        return await DurableMark.open(leadership, cluster_id=cluster_id)
     except Exception:
         await leadership.resign()
         raise
