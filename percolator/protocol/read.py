@@ -337,7 +337,7 @@ async def _read_ahead(
         return _counted_pages(env, cleanup, part, own, timeout_seconds, statistics)
 
     parts = [request]
-    if (request.counts or request.judge is not None) and not request.row_limit:
+    if (request.counts or request.predicate is not None) and not request.row_limit:
         rows = await env.cells.boundaries(request.table_id, request.start, request.end)
         bounds = [request.start, *rows, request.end]
         parts = [request._replace(start=start, end=end) for start, end in pairwise(bounds)]

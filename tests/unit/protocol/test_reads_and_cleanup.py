@@ -13,7 +13,7 @@ import pytest
 
 from percolator.aio import Database
 from percolator.codecs import integer, text
-from percolator.conditions import Judge
+from percolator.conditions import Predicate
 from percolator.errors import (
     CellAddress,
     ConflictError,
@@ -492,21 +492,21 @@ async def test_the_error_of_a_later_tablet_comes_after_the_rows_before_it(here: 
         await anext(pages)
     assert found == [b"%d" % i for i in range(1, 8)]
     assert not client.network.scans
-    request = RangeRequest(1, b"", b"", None, await client.start_timestamp(), judge=_not_zero())
+    request = RangeRequest(1, b"", b"", None, await client.start_timestamp(), predicate=_not_zero())
     with pytest.raises(SchemaError, match=r"where, in row '77'"):
         await count_rows(client.env, client.cleanup, request, None, 20.0, Statistics())
     assert not client.network.scans
 
 
-def _not_zero() -> Judge:
+def _not_zero() -> Predicate:
     x = Table("texts").column("x", text)
-    return Judge(((x > "0") & (x < "a")).message)
+    return Predicate(((x > "0") & (x < "a")).message)
 
 
 def _scan_where(
     client: Client, start: int, own: WriteSet | None = None, *, reverse: bool = False
 ) -> AsyncGenerator[list[FoundRow], None]:
-    request = RangeRequest(1, b"", b"", None, start, reverse, judge=_not_zero())
+    request = RangeRequest(1, b"", b"", None, start, reverse, predicate=_not_zero())
     return scan_pages(client.env, client.cleanup, request, own, 20.0, Statistics())
 
 
