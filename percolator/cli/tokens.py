@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from percolator.cli.connection import connection, fail, plain
-from percolator.cli.options import duration_seconds
+from percolator.cli.options import duration_seconds, not_empty
 from percolator.errors import InvalidArgument
 from percolator.process import private_opener
 from percolator.wire.roles import Role
@@ -67,7 +67,8 @@ Rows = Annotated[
     ),
 ]
 ExpiresIn = Annotated[
-    str, typer.Option(help="How long it is accepted: 90d, 12h [default: no end].")
+    str,
+    typer.Option(help="How long it is accepted: 90d, 12h [default: no end].", callback=not_empty),
 ]
 
 
@@ -132,27 +133,36 @@ def rotate(
     file: SecretFile,
     tokens: TokensFile,
     overlap: Annotated[
-        str, typer.Option(help="How long the present token is still accepted: 1h, 7d.")
+        str,
+        typer.Option(
+            help="How long the present token is still accepted: 1h, 7d.", callback=not_empty
+        ),
     ] = "1h",
     expires_in: Annotated[
         str,
         typer.Option(
-            help="How long the new one is accepted [default: until the present one ends]."
+            help="How long the new one is accepted [default: until the present one ends].",
+            callback=not_empty,
         ),
     ] = "",
 ) -> None:
     """Write a new token for a name that has one; both are accepted for a while."""
     token = new_token()
     try:
-        former_expires = _time_in("--overlap", overlap)
+        overlap_ends = _time_in("--overlap", overlap)
         with _edited(tokens) as edit:
             former = edit.entry(name)
+            expires = _time_in("--expires-in", expires_in) or former.expires
+            if expires is not None and expires <= datetime.now(UTC):
+                raise InvalidArgument(  # noqa: TRY301
+                    "--expires-in", "the present token has expired: say when the new one does"
+                )
             entry = replace(
                 former,
                 digest=token_hash(token),
-                expires=_time_in("--expires-in", expires_in) or former.expires,
+                expires=expires,
                 former_digest=former.digest,
-                former_expires=min(filter(None, (former_expires, former.expires))),
+                former_expires=min(filter(None, (overlap_ends, former.expires, expires))),
             )
             edit.text = with_entry(without_entry(edit.text, name, str(tokens), "--tokens"), entry)
             edit.secret(file, token)
@@ -224,7 +234,12 @@ def _rights(role: TokenRole, *tables: list[str] | None) -> Rights | None:
         return None
     if role is not TokenRole.CLIENT:
         raise InvalidArgument("--role", "an administrator may do everything; leave out the tables")
-    rights = Rights(*(tuple(map(Right.parse, given or ())) for given in tables))
+    rights = Rights(
+        *(
+            tuple(Right.parse(one, f"--{key}") for one in given or ())
+            for key, given in zip(Rights._fields, tables, strict=True)
+        )
+    )
     if any(right.prefix for right in rights.administer):
         raise InvalidArgument("--administer", "expected whole tables, without a prefix")
     return rights
@@ -255,6 +270,8 @@ class _Edit:
 
     def secret(self, path: Path, token: str) -> None:
         """Writes the token of a new entry."""
+        if path.resolve() in (self._where, _replacement(self._where)):
+            raise InvalidArgument("--file", f"{path} is for the servers' tokens, not for this one")
         _write_secret(path, token)
         self._secret = path
 
@@ -277,6 +294,9 @@ def _edited(path: Path, *, may_be_new: bool = False) -> Iterator[_Edit]:
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
         is_new = may_be_new and not path.exists()
+        if path.exists() and not path.is_file():
+            # A change would put a file in place of a device: of /dev/null, for everybody.
+            raise InvalidArgument("--tokens", f"{path}: not a regular file")
         edit = _Edit("" if is_new else _read(path), path)
         try:
             yield edit
@@ -292,8 +312,12 @@ def _edited(path: Path, *, may_be_new: bool = False) -> Iterator[_Edit]:
         os.close(directory)
 
 
+def _replacement(path: Path) -> Path:
+    return path.with_name(f"{path.name}.new")
+
+
 def _replace(path: Path, text: str, *, is_new: bool) -> None:
-    new = path.with_name(f"{path.name}.new")
+    new = _replacement(path)
     try:
         new.unlink(missing_ok=True)
         with open(new, "x", encoding="utf-8", opener=private_opener) as file:

@@ -62,12 +62,14 @@ class Right:
     prefix: bytes = b""
 
     @classmethod
-    def parse(cls, text: str) -> Right:
+    def parse(cls, text: str, field: str = "right") -> Right:
         """Reads "TABLE", "TABLE:PREFIX" or "TABLE:hex:00ff". Raises `InvalidArgument`."""
-        table, colon, prefix = text.partition(":")
+        table, colon, shown = text.partition(":")
+        prefix = row_bytes(field, shown)
+        # An empty prefix, perhaps of a variable that is not set, would mean all rows.
         if not table or (colon and not prefix) or not text.isprintable():
-            raise InvalidArgument("right", f"expected TABLE or TABLE:PREFIX, found {text[:100]!r}")
-        return cls(table, row_bytes("right", prefix))
+            raise InvalidArgument(field, f"expected TABLE or TABLE:PREFIX, found {text[:100]!r}")
+        return cls(table, prefix)
 
     def __str__(self) -> str:
         return f"{self.table}:{row_text(self.prefix)}" if self.prefix else self.table
@@ -235,7 +237,10 @@ def _time(content: Mapping[str, object], key: str) -> datetime | None:
     # Without a zone it would end at another time on another machine.
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise _Wrong(f"{key}: expected a time with its zone: 2027-01-31T00:00:00Z, without quotes")
-    return value
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise _Wrong(f"{key}: in UTC, it is before year 1 or after year 9999") from None
 
 
 def _shown(name: str) -> str:

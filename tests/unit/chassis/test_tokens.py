@@ -89,6 +89,7 @@ FORMER = ENTRY + 'former_sha256 = "{}"\nformer_expires = 2027-01-31T00:00:00Z\n'
         (ENTRY + "expires = 2027-01-31", "[shop]: expires: expected a time with its zone"),
         (ENTRY + "expires = 2027-01-31T00:00:00", "expires: expected a time with its zone"),
         (ENTRY + 'expires = "s3cret"', "expires: expected a time with its zone"),
+        (ENTRY + "expires = 9999-12-31T23:59:59-01:00", "expires: in UTC, it is before year 1"),
         (ENTRY + 'former_sha256 = "s3cret"', "both former_sha256 and former_expires"),
         (ENTRY + "former_expires = 2027-01-31T00:00:00Z", "both former_sha256 and former_expires"),
         (ENTRY + 'read = "orders"', "[shop]: read: expected a list of TABLE or TABLE:PREFIX"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -131,6 +132,39 @@ def test_a_second_rotation_ends_the_first_token(token: Commands) -> None:
     assert token.grant("second") is token.grant("third") is None
 
 
+def test_a_former_token_is_never_said_to_outlive_its_name(token: Commands) -> None:
+    token.run("create", "shop", token.secret("old"))
+    until = ("--overlap=7d", "--expires-in=1h")
+    said = token.run("rotate", "shop", token.secret("new"), *until)["former_expires"]
+    old = token.grant("old")
+    assert old is not None
+    assert old.expires == datetime.fromisoformat(said)
+
+
+def test_an_expired_token_is_not_rotated_to_another_one_that_has_expired(token: Commands) -> None:
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    token.file.write_text(token_entry("gone", Role.CLIENT, "s3cret", past))
+    assert "the present token has expired" in token.refused("rotate", "gone", token.secret("new"))
+    token.run("rotate", "gone", token.secret("new"), "--expires-in=1d")
+    new = token.grant("new")
+    assert new is not None
+    assert seconds_until(new.expires) > 86_300
+
+
+def test_the_first_token_does_not_replace_its_own_file(token: Commands) -> None:
+    assert "for the servers' tokens" in token.refused("create", "a", token.secret("tokens.toml"))
+
+
+def test_no_device_is_replaced_by_a_file_of_tokens(token: Commands) -> None:
+    os.mkfifo(token.file)
+    done = CliRunner().invoke(
+        app, ["token", "create", "shop", token.secret("new"), f"--tokens={token.file}"]
+    )
+    assert (done.exit_code, "not a regular file" in done.stderr) == (2, True)
+    assert [path.name for path in token.directory.iterdir()] == ["tokens.toml"]
+    assert token.file.is_fifo()
+
+
 def test_the_list_says_who_has_a_token_and_until_when(token: Commands) -> None:
     past = datetime.now(UTC) - timedelta(seconds=1)
     token.file.write_text(token_entry("gone", Role.CLIENT, "s3cret", past))
@@ -157,7 +191,12 @@ def test_the_list_says_who_has_a_token_and_until_when(token: Commands) -> None:
         (("create", "other", "--file=NEW", "--read=a", "--role=admin"), "may do everything"),
         (("rotate", "other", "--file=NEW"), "has no token of that name"),
         (("rotate", "shop", "--file=OLD"), "File exists"),
+        (("create", "other", "--file=NEW", "--expires-in="), "--expires-in: is empty"),
+        (("create", "other", "--file=NEW", "--write=a:hex:"), "--write: expected TABLE or TABLE:"),
+        (("create", "other", "--file=tokens.toml"), "for the servers' tokens, not for this one"),
+        (("create", "other", "--file=tokens.toml.new"), "for the servers' tokens, not for this"),
         (("rotate", "shop", "--file=NEW", "--overlap=0"), "--overlap: expected a time such as"),
+        (("rotate", "shop", "--file=NEW", "--overlap="), "--overlap: is empty"),
         (("revoke", "other"), "has no token of that name"),
     ],
 )
