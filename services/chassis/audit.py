@@ -15,6 +15,7 @@ import fcntl
 import json
 import logging
 import os
+import stat
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -64,7 +65,7 @@ class Audit:
     """The audit file of one process. Belongs to the event loop.
 
     The file is renamed to `FILE.1` before it grows above its limit, that one to `FILE.2`, and so
-    on; the oldest is deleted.
+    on; the oldest is deleted. If somebody else moves or deletes it, a new one is begun.
     """
 
     def __init__(self, path: Path, clock: Clock, bytes_max: int, files_max: int) -> None:
@@ -131,6 +132,7 @@ class Audit:
         time = datetime.fromtimestamp(self._clock.wall_milliseconds() / 1000, UTC)
         encoded = json.dumps({"time": utc_text(time)} | line).encode() + b"\n"
         try:
+            self._require_in_place()
             if self._size and self._size + len(encoded) > self._bytes_max:
                 self._rotate()
             # An earlier line of which only a part was written must not spoil this one.
@@ -140,6 +142,15 @@ class Audit:
             self._trouble.lasts(error.strerror)
         else:
             self._trouble.is_over()
+
+    def _require_in_place(self) -> None:
+        """Begins a new file if the present one was moved or deleted: its lines would be lost."""
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self._path), os.fstat(self._file)):
+                return
+        file, size = _opened(self._path)
+        os.close(self._file)
+        self._file, self._size = file, size
 
     def _append(self, data: bytes) -> None:
         while data:
@@ -167,12 +178,17 @@ def _opened(path: Path) -> tuple[int, int]:
     """The file, for appending, and its size."""
     file = private_opener(os.fspath(path), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
     try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            # A rotation would put a file in place of a device: of /dev/null, for everybody.
+            raise OSError(errno.EINVAL, "not a regular file")  # noqa: TRY301
         # Two processes would rename each other's files.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return file, os.fstat(file).st_size
-    except BlockingIOError:
+    except OSError as error:
         os.close(file)
-        raise OSError(errno.EBUSY, "another process writes to it") from None
+        if isinstance(error, BlockingIOError):
+            raise OSError(errno.EBUSY, "another process writes to it") from None
+        raise
 
 
 def _ends_with_line(file: int, size: int) -> bool:

@@ -258,6 +258,39 @@ def test_a_file_that_another_process_writes_to_is_refused(tmp_path: Path) -> Non
     Audit(tmp_path / "audit", clock, BYTES_MAX, FILES_MAX).close()
 
 
+@pytest.mark.parametrize("is_moved", [False, True])
+async def test_a_file_that_was_taken_away_is_begun_again(tmp_path: Path, *, is_moved: bool) -> None:
+    audited = server(tmp_path)
+    await audited.call(methods.DELETE_TABLE, DROP, "b0ss")
+    if is_moved:
+        audited.path.rename(tmp_path / "taken")
+    else:
+        audited.path.unlink()
+    for _ in range(2):
+        await audited.call(methods.DELETE_TABLE, DROP, "b0ss")
+    assert len(audited.lines()) == 2
+    with pytest.raises(InvalidArgument, match="another process writes to it"):
+        Audit(audited.path, audited.clock, BYTES_MAX, FILES_MAX)
+
+
+async def test_while_a_file_cannot_be_begun_again_calls_go_on(tmp_path: Path) -> None:
+    audited = server(tmp_path)
+    audited.path.unlink()
+    audited.path.mkdir()
+    with structlog.testing.capture_logs() as log:
+        assert await audited.call(methods.DELETE_TABLE, DROP, "b0ss") is None
+        audited.path.rmdir()
+        assert await audited.call(methods.DELETE_TABLE, DROP, "b0ss") is None
+    assert [entry["log_level"] for entry in log] == ["error", "info"]
+    assert len(audited.lines()) == 1
+
+
+def test_no_device_is_replaced_by_an_audit_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "audit")
+    with pytest.raises(InvalidArgument, match="audit: not a regular file"):
+        Audit(tmp_path / "audit", None, BYTES_MAX, FILES_MAX)  # type: ignore[arg-type]
+
+
 def test_a_place_that_cannot_be_written_is_named_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"audit: .*none/audit: No such file"):
         Audit(tmp_path / "none" / "audit", None, BYTES_MAX, FILES_MAX)  # type: ignore[arg-type]
