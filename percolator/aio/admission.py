@@ -18,11 +18,12 @@ from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 
+from percolator.codecs.readable import counted
 from percolator.errors import Overloaded, UsageError
 
 BUSY_MIN = 64
-"""So many transactions may always begin. The rate is measured only while there are more: with
-fewer, it is that of the program's demand."""
+"""So many transactions may always begin, if the limit is not lower. The rate is measured only while
+there are more, or some wait: with fewer, it is that of the program's demand."""
 SHARE = 2 / 3
 """The share of a transaction's time that those ahead of it may take. The rest is for what takes
 longer than expected, such as its own conflicts. With half, too few are in flight to fill calls."""
@@ -32,6 +33,8 @@ WINDOW_SECONDS = 0.25
 WINDOW_ENDS = 64
 """The rate is measured over at least this time and so many ends: they come in batches."""
 _FORGOTTEN_SECONDS = 5.0
+ASKED_SECONDS_MAX = 30.0
+"""The longest pause that a refusal asks for."""
 LOOK_SECONDS = 0.1
 """How late it is noticed that a waiting transaction has to be refused."""
 
@@ -60,7 +63,7 @@ class Admission:
 
     def require(self, deadline: float) -> None:
         """Raises `Overloaded` if a transaction with this deadline would probably miss it."""
-        if self.busy >= BUSY_MIN:
+        if self._is_full():
             refused = self._refusal(self.busy + len(self.waiting), deadline)
             if refused is not None:
                 raise refused
@@ -91,11 +94,15 @@ class Admission:
         seconds = ahead / rate if rate else 0.0
         if seconds <= left * SHARE and left > 0:
             return None
-        seconds = max(seconds, LOOK_SECONDS)
+        # While nothing ends, the rate is next to nothing, and forgotten soon.
+        seconds = min(max(seconds, LOOK_SECONDS), ASKED_SECONDS_MAX)
         return Overloaded(
-            f"overloaded: {ahead} transactions are ahead; retry after {seconds:.2g} s",
+            f"overloaded: {counted(ahead, 'transaction')} ahead; retry after {seconds:.2g} s",
             retry_after_seconds=seconds,
         )
+
+    def _is_full(self) -> bool:
+        return self.busy >= BUSY_MIN or bool(self.waiting)
 
     def _rate_at(self, now: float) -> float:
         if now - self._measured_at > _FORGOTTEN_SECONDS:
@@ -109,7 +116,7 @@ class Admission:
 
     def note_end(self) -> None:
         """A transaction that had begun has ended. In any thread."""
-        if self.busy < BUSY_MIN:
+        if not self._is_full():
             self._ends = 0
             return
         now = self._now()

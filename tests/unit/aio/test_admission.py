@@ -10,6 +10,7 @@ import pytest
 from percolator import Limits, RetryPolicy
 from percolator.aio import Database, Transaction
 from percolator.aio.admission import (
+    ASKED_SECONDS_MAX,
     BUSY_MIN,
     FORESIGHT_SECONDS,
     LOOK_SECONDS,
@@ -69,11 +70,13 @@ class Served:
                 await asyncio.sleep(1 / rate)
 
 
-@pytest.mark.parametrize("times", [1.5, 2.0, 5.0])
+@pytest.mark.parametrize(
+    ("times", "busy_max"), [(1.5, 1_024), (2.0, 1_024), (5.0, 1_024), (2.0, 8), (2.0, 1)]
+)
 async def test_what_begins_under_overload_ends_in_time_and_loses_no_throughput(
-    times: float,
+    times: float, busy_max: int
 ) -> None:
-    served = Served()
+    served = Served(busy_max)
     await served.arrivals(times * RATE, DEADLINE_SECONDS)  # until the rate is known
     served.answers.clear()
     served.longest_seconds = 0.0
@@ -115,15 +118,6 @@ async def test_few_transactions_are_never_refused_however_long_they_take() -> No
     assert "refused" not in served.answers
 
 
-async def test_a_burst_after_idleness_is_not_judged_by_the_rate_of_idleness() -> None:
-    served = Served()
-    for _ in range(200):
-        await served.run()
-        await asyncio.sleep(0.1)
-    await asyncio.gather(*(served.run() for _ in range(RATE // 2)))
-    assert set(served.answers) == {"in time"}
-
-
 async def test_those_above_the_limit_wait_and_begin_in_order() -> None:
     served = Served(busy_max=100)
     patient = [served.run(60.0, number) for number in range(2 * RATE)]
@@ -143,6 +137,28 @@ async def test_one_that_waits_is_refused_when_it_would_not_end_in_time() -> None
     assert served.answers["in time"] > RATE
     assert served.answers["refused"] > RATE
     assert set(served.answers) == {"in time", "refused"}
+
+
+@pytest.mark.parametrize("busy_max", [1_024, 1])
+async def test_a_burst_after_idleness_is_not_judged_by_the_rate_of_idleness(busy_max: int) -> None:
+    served = Served(busy_max)
+    for _ in range(200):
+        await served.run()
+        await asyncio.sleep(0.1)
+    await asyncio.gather(*(served.run() for _ in range(RATE // 2)))
+    assert set(served.answers) == {"in time"}
+
+
+async def test_a_refusal_while_hardly_anything_ends_asks_for_no_pause_of_minutes() -> None:
+    served = Served()
+    filling = asyncio.create_task(served.arrivals(5 * RATE, 2.0))
+    await asyncio.sleep(1.0)
+    served.rate = 1
+    await asyncio.sleep(4.0)
+    with pytest.raises(Overloaded, match=r"transactions ahead; retry after 30 s$") as refused:
+        served.admission.require(now() + DEADLINE_SECONDS)
+    assert refused.value.retry_after_seconds == ASKED_SECONDS_MAX
+    filling.cancel()
 
 
 async def test_nothing_waits_beyond_its_deadline_if_nothing_ends() -> None:
