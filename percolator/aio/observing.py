@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from percolator.aio.engine import Engine
 from percolator.aio.transaction import Transaction
 from percolator.arguments import require_drain_seconds
-from percolator.errors import CellAddress
+from percolator.errors import CellAddress, UsageError
 from percolator.observers.context import BlockingCalls, Notifications, RunTransaction, WorkerContext
 from percolator.observers.definition import Observer
 from percolator.observers.intent_notifications import IntentNotifications
@@ -16,6 +16,7 @@ from percolator.observers.tablet_notifications import TabletContext, TabletNotif
 from percolator.observers.time_limits import ClusterWaits
 from percolator.observers.work_queue import Work
 from percolator.observers.worker import Worker, WorkerLimits
+from percolator.timestamps import Timestamp
 
 
 class ObserverTransaction(Transaction):
@@ -24,9 +25,16 @@ class ObserverTransaction(Transaction):
     def __init__(self, engine: Engine, work: Work | None = None) -> None:
         super().__init__(engine, None)
         self.works: Sequence[Work] = () if work is None else (work,)
+        self.is_in_function = False
         self._reader.is_admitted = True  # the worker knows how many runs there may be
         self.waits = self._waits = ClusterWaits(engine.now, engine.limits.silence_seconds)
         self._buffer.count_in(self.waits)
+
+    async def commit(self, *, timeout: float | None = None) -> Timestamp | None:
+        """As of any transaction; refused in the function of an observer."""
+        if self.is_in_function:
+            raise UsageError("a run is committed when its function returns: do not commit it there")
+        return await super().commit(timeout=timeout)
 
     def _whose(self) -> str:
         if not self.works:

@@ -202,6 +202,8 @@ class RunTransaction(Protocol):
     """The calls in which it waits for the cluster."""
     works: Sequence[Work]
     """The changes that are handled once it has committed."""
+    is_in_function: bool
+    """The observer's function has it, and must not commit it."""
 
     @property
     def statistics(self) -> Statistics: ...

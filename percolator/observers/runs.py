@@ -78,6 +78,8 @@ class ObserverRun:
     - If deletes do not wake the observer and the snapshot shows no value, every change that it
       covers counts as handled: earlier values are gone. Nothing is written, since each look finds
       the same until the cell is written again. Only a dead letter of an earlier change is deleted.
+    - The function must not commit: what it has not done yet, such as the other rows of a batch,
+      would be acknowledged with the rest, and be lost if it then fails.
     - Weak observers acknowledge nothing, since their notifications come without a change.
     - Each cell of a batch has an acknowledgement of its own, in the same transaction. A cell with
       nothing to do takes no part: otherwise it would count as handled only if the others commit.
@@ -134,6 +136,7 @@ class ObserverRun:
             transaction.rollback()
         elif not self.called:
             await transaction.commit()
+        transaction.is_in_function = bool(self.called)
         return bool(self.called)
 
     def _begin_for(self, work: Work) -> None:
@@ -161,11 +164,12 @@ class ObserverRun:
         Raises the error that prevented it; only `OutcomeUnknown` leaves open whether it committed.
         """
         transaction = self.transaction
+        transaction.is_in_function = False
         if self._known is not None:
             self.works[0].watched.note_read(self._known.read)
         if not transaction.ended:
             await transaction.commit()
-        elif transaction.commit_timestamp is None and transaction.internal.writes.cells:
+        elif transaction.internal.writes.cells:
             raise UsageError("the observer ended its own transaction without committing it")
         return transaction.commit_timestamp
 

@@ -130,6 +130,39 @@ async def test_a_row_that_fails_holds_up_no_other_and_has_all_its_attempts(
     assert (counters.failures, counters.dead_letters, counters.commits) == (3, 1, 3)
 
 
+@pytest.mark.parametrize("kind", ["def", "async def", "block"])
+async def test_a_function_that_commits_by_itself_loses_no_change(
+    world: Observed, kind: str
+) -> None:
+    """The acknowledgements of all rows would be committed with its first row."""
+
+    async def commit_each(tx: Transaction, rows: list[str]) -> None:
+        for row in rows:
+            await copy_all(tx, [row])
+            await tx.commit()
+
+    async def in_a_block(tx: Transaction, rows: list[str]) -> None:
+        for row in rows:
+            async with tx:
+                await copy_all(tx, [row])
+
+    def commit_each_blocking(tx: BlockingTransaction, rows: list[str]) -> None:
+        for row in rows:
+            tx.set(row, copy, tx.get(row, source, default=-1))
+            tx.commit()
+
+    functions = {"def": commit_each_blocking, "async def": commit_each, "block": in_a_block}
+    observer = in_batches(functions[kind], attempts=1)
+    await register(world.context, [observer])
+    await put_all(world)
+    async with world.db.run_observers([observer]):
+        await world.until_nothing_waits()
+    letters = await world.dead_letters()
+    assert sorted(letter.row.decode() for letter in letters) == ROWS
+    assert all("do not commit it" in letter.error for letter in letters)
+    assert [await world.get(row) for row in ROWS] == [None] * 4
+
+
 async def test_what_a_batch_loses_is_run_row_by_row_and_later_batches_are_smaller(
     world: Observed,
 ) -> None:
