@@ -6,10 +6,12 @@ share of the measurement before it, and its ratios refer to the mean of both. At
 arrive at equal distances, each with a deadline of one second from its arrival, as `RetryPolicy`.
 What is answered after the first second and before the last arrival counts, so neither the filling
 nor the emptying of a queue does. Answers are *in time*, *late*, or refused as `Overloaded`; the
-rest failed in another way. A latency begins at the arrival, even if the program was busy then and
-began later. CPU is that of all processes, and says the same as the rates where neighbours on the
-machine take a varying part of it. The generator shares its process with the client: how far it fell
-behind is printed, and what it costs is part of what is measured.
+rest had begun, and ran out of time: in line for a cell (`ConflictError`), waiting for an answer
+(`DeadlineExceeded`), or for that to the commit (`OutcomeUnknown`). A latency begins at the arrival,
+even if the program was busy then and began later. CPU is that of all processes, and says the same
+as the rates where neighbours on the machine take a varying part of it. The generator shares its
+process with the client: how far it fell behind is printed, and what it costs is part of what is
+measured.
 """
 
 from __future__ import annotations
@@ -204,10 +206,9 @@ def fill_in(report: Report, overload: Overload) -> None:
         report.add("    saturation", median(level.saturation for level in levels), "/s")
         for answer in ANSWERS:
             report.add(f"    {answer}", median(level.rate(answer) for level in levels), "/s")
-        others = sum(
-            level.answers.total() - sum(level.answers[one] for one in ANSWERS) for level in levels
-        )
-        report.add("    failed in another way, in all runs", others, "")
+        others = sum((level.answers for level in levels), Counter[str]())
+        for answer in sorted(others.keys() - ANSWERS):
+            report.add(f"    {answer}, in all runs", others[answer], "")
         _percentiles(report, f"latency, {name}", [s for level in levels for s in level.latencies])
         refusals = [s for level in levels for s in level.refusals]
         if refusals:
