@@ -30,7 +30,7 @@ from inspect import iscoroutine, iscoroutinefunction
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from percolator import aio
-from percolator.arguments import require_function
+from percolator.arguments import require_bool, require_function
 from percolator.blocking.api import Database, Snapshot, Transaction
 from percolator.blocking.loop_thread import LoopCalls
 from percolator.errors import UsageError
@@ -58,28 +58,39 @@ def transactional(
     function: Callable[Concatenate[Transaction, P], R],
 ) -> Callable[Concatenate[Database | Transaction, P], R]: ...
 @overload
-def transactional(*, retry: RetryPolicy) -> _Decorator: ...
-def transactional(function: Any = None, *, retry: RetryPolicy | None = None) -> Any:
+def transactional(
+    *, retry: RetryPolicy | None = None, serializable: bool = False
+) -> _Decorator: ...
+def transactional(
+    function: Any = None, *, retry: RetryPolicy | None = None, serializable: bool = False
+) -> Any:
     """Lets a function whose first parameter is a transaction be called with a database, too.
 
     Called with a `Database`, it runs in its own transaction, and again after a conflict, according
     to the database's `RetryPolicy` (or the one given here). Called with a `Transaction`, it joins
-    it. Works for functions, and with `percolator.aio` for coroutine functions.
+    it; a `serializable` function joins only transactions that are serializable. Works for
+    functions, and with `percolator.aio` for coroutine functions.
     """
     require_policy(retry)
+    require_bool(serializable, "serializable")
     if function is None:
-        return functools.partial(_transactional, retry=retry)
-    return _transactional(function, retry=retry)
+        return functools.partial(_transactional, retry=retry, serializable=serializable)
+    return _transactional(function, retry=retry, serializable=serializable)
 
 
 def _transactional(
-    function: Callable[..., Any], *, retry: RetryPolicy | None
+    function: Callable[..., Any], *, retry: RetryPolicy | None, serializable: bool
 ) -> Callable[..., Any]:
     require_function(function)
 
     @functools.wraps(function)
     def call(first: Any, /, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - as the function
         if getattr(first, "joins_transactions", False):
+            if serializable and not first.serializable:
+                raise UsageError(
+                    f"{getattr(function, '__qualname__', function)} is serializable, and the "
+                    "transaction that it would join is not: begin that one with serializable=True"
+                )
             made = function(first, *arguments, **keywords)
             if iscoroutine(made) and hasattr(first, "_note_function"):
                 first._note_function(made, sys._getframe())
@@ -91,13 +102,15 @@ def _transactional(
                 f"{name} takes a Database or a Transaction as its first argument, got "
                 f"{type(first).__name__}"
             )
-        return first.run(function, *arguments, retry=retry, keywords=keywords)
+        return first.run(
+            function, *arguments, retry=retry, serializable=serializable, keywords=keywords
+        )
 
     return call
 
 
 class _Decorator(Protocol):
-    """The result of `transactional(retry=...)`, which is then called with the function."""
+    """The result of `transactional(...)` with options, which is then called with the function."""
 
     @overload
     def __call__(

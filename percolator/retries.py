@@ -24,6 +24,7 @@ from percolator.errors import (
     SchemaError,
     UsageError,
 )
+from percolator.formats.records import KIND_READ_LOCK
 from percolator.protocol.contention import (
     HELD_MAX,
     WRITTEN_MIN,
@@ -358,7 +359,7 @@ class Attempts:
         """As `end`. The next in line may begin directly above the commit."""
         for cell in self._read:
             column = cell[::2]
-            if cell in writes:
+            if cell in writes and writes[cell][0] != KIND_READ_LOCK:
                 self._written[column] = self._written.get(column, 0) + 1
             else:
                 self._written[column] = 0

@@ -80,10 +80,10 @@ class DatabaseInternals:
         self.engine = engine
         self._retry = retry
 
-    def transaction(self, timeout: float | None) -> Transaction:
+    def transaction(self, timeout: float | None, *, serializable: bool = False) -> Transaction:
         """As `Database.transaction`."""
         self.check_timeout(timeout)
-        return Transaction(self.engine, timeout)
+        return Transaction(self.engine, timeout, serializable=serializable)
 
     def snapshot(self, at: Timestamp | datetime | None, timeout: float | None) -> Snapshot:
         """As `Database.snapshot`."""
@@ -167,10 +167,12 @@ class DatabaseInternals:
         self.engine.admission.require(self.engine.now() + policy.deadline_seconds)
         return Attempts(policy, self.engine.env, _code(function))
 
-    def attempt(self, attempts: Attempts, retries: int) -> Transaction:
+    def attempt(
+        self, attempts: Attempts, retries: int, *, serializable: bool = False
+    ) -> Transaction:
         """The transaction of the next attempt."""
         seconds = min(attempts.seconds_left(), self.engine.limits.call_seconds)
-        transaction = Transaction(self.engine, seconds, attempts)
+        transaction = Transaction(self.engine, seconds, attempts, serializable=serializable)
         transaction.statistics.retries = retries
         return transaction
 
@@ -389,17 +391,21 @@ class Database:
 
     # ------------------------------------------------------------------ transactions
 
-    def transaction(self, *, timeout: float | None = None) -> Transaction:
+    def transaction(
+        self, *, serializable: bool = False, timeout: float | None = None
+    ) -> Transaction:
         """One attempt at a transaction. It reads the store as of its first read, not as of entering
         its block. Leaving the block commits.
 
-        The time-out applies to each call in it, and to its commit.
+        If it is `serializable`, its commit locks the cells that it has read: then it is as if it
+        had run alone, at the time of its commit, among others that are serializable. It reads only
+        by key, and columns by name. The time-out applies to each call in it, and to its commit.
 
         >>> async with db.transaction() as tx:
         ...     tx.set("bob", balance, 10)
         """
         self._engine.require_usable()
-        return self.internal.transaction(timeout)
+        return self.internal.transaction(timeout, serializable=serializable)
 
     def snapshot(
         self, at: Timestamp | datetime | None = None, *, timeout: float | None = None
@@ -478,6 +484,7 @@ class Database:
         function: Callable[..., Awaitable[R]],
         *arguments: object,
         retry: RetryPolicy | None = None,
+        serializable: bool = False,
         keywords: Mapping[str, Any] | None = None,
     ) -> R:
         """Runs `function(transaction, *arguments)` in a transaction, and again after conflicts.
@@ -489,7 +496,7 @@ class Database:
         retries = 0
         try:
             while True:
-                transaction = self.internal.attempt(attempts, retries)
+                transaction = self.internal.attempt(attempts, retries, serializable=serializable)
                 try:
                     with attempts.inside():
                         async with transaction:

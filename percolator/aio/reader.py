@@ -123,6 +123,8 @@ class Reader:
     """Cells that are known as of its timestamp, and so need not be read."""
     late: Unsettled | None = None
     """The transaction's writes that have not taken effect yet, but must before anything is read."""
+    read_locks: WriteSet | None = None
+    """Takes a read lock of each cell that is read, in a serializable transaction."""
 
     def __init__(
         self,
@@ -350,6 +352,8 @@ class Reader:
         address = self.known_address(row, column) or await self.address(row, column, deadline)
         if self.late:
             await self.late.settle(deadline)
+        if self.read_locks is not None:
+            self.read_locks.read_lock(address)
         found = self._at_hand(address)
         if found is None:
             start = self.start
@@ -388,7 +392,11 @@ class Reader:
         if self.late or (self.known is None and not (self._own and self._own.cells)):
             return None
         address = self.known_address(row, column)
-        return None if address is None else self._at_hand(address)
+        if address is None:
+            return None
+        if self.read_locks is not None:
+            self.read_locks.read_lock(address)
+        return self._at_hand(address)
 
     async def get_now(
         self, row: object, column: Readable[Any], default: object, timeout: float | None
@@ -478,6 +486,8 @@ class Reader:
         for row, column in pairs:
             address = self.known_address(row, column) or await self.address(row, column, deadline)
             addresses.append(address)
+            if self.read_locks is not None:
+                self.read_locks.read_lock(address)
             written = None if self._own is None else self._own.own_value(address)
             if written is None and self.known is not None and self.known.has(address):
                 written = self.known[address] or _NOTHING
@@ -513,6 +523,11 @@ class Reader:
         columns = None if columns is None else listed_columns(columns)
         names, prefixes = stored_names(table, columns)
         info.codecs.require(table, columns)
+        if self.read_locks is not None and (names is None or prefixes):
+            raise UsageError(
+                "a serializable transaction reads columns by name: one that another transaction "
+                "adds to the row has no cell to lock yet"
+            )
         keys = listed(rows, "rows", self.cells_max)
         if len(keys) * max(len(names or ()), 1) > self.cells_max:
             raise InvalidArgument("rows", f"more than {self.cells_max} cells at once")
@@ -521,6 +536,10 @@ class Reader:
             return [Row(table, key, {}, columns, info.codecs) for key in keys]
         if self.late:
             await self.late.settle(deadline)
+        if self.read_locks is not None:
+            for row in encoded:
+                for name in names or ():
+                    self.read_locks.read_lock(CellAddress(info.table_id, row, name))
         start = self.start or await self.begin(deadline)
         known = known_rows(self.known, info.table_id, encoded, None if prefixes else names)
         requests = [
@@ -683,6 +702,12 @@ class Reader:
         """The request for the rows between `bounds` (start, end and prefix); None if there are
         none."""
         deadline = self.deadline(timeout)
+        if self.read_locks is not None:
+            raise UsageError(
+                "a serializable transaction cannot scan or count: a row that another transaction "
+                "adds to the range has no cell to lock yet; read cells by key, one of which "
+                "changes with the range"
+            )
         require_table(table)
         first, last = stored_range(table, *bounds)
         names, prefixes = stored_names(table, columns)

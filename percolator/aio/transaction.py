@@ -453,11 +453,19 @@ class Transaction(Reads):
     _commit: Commit | None = None
 
     def __init__(
-        self, engine: Engine, timeout_seconds: float | None, attempts: Attempts | None = None
+        self,
+        engine: Engine,
+        timeout_seconds: float | None,
+        attempts: Attempts | None = None,
+        *,
+        serializable: bool = False,
     ) -> None:
         """`attempts`: it is one of these, and the last one if it commits."""
+        require_bool(serializable, "serializable")
         writes = WriteSet(engine.limits)
         super().__init__(Reader(engine, timeout_seconds, "transaction", writes))
+        if serializable:
+            self._reader.read_locks = writes
         self._engine = engine
         self._env = engine.env
         self._reader.attempts = self._attempts = attempts
@@ -472,6 +480,11 @@ class Transaction(Reads):
         """
         start = self._reader.start
         return Timestamp(start) if start else None
+
+    @property
+    def serializable(self) -> bool:
+        """True if it locks the cells that it reads."""
+        return self._reader.read_locks is not None
 
     @property
     def ended(self) -> bool:
@@ -527,6 +540,11 @@ class Transaction(Reads):
 
         >>> await tx.delete_row(accounts, "bob")
         """
+        if self.serializable:
+            raise UsageError(
+                "a serializable transaction cannot delete_row: a column that another transaction "
+                "adds to the row has no cell to lock yet; delete columns by name"
+            )
         try:
             (found,) = await self._reader.get_many(table, [row], None, timeout)
             names = list(found)
@@ -612,6 +630,8 @@ class Transaction(Reads):
         deadline = reader.deadline(timeout)
         if reader.late or self._unfinished() is not None:
             await self._complete(deadline)
+        if reader.read_locks is not None:
+            reader.read_locks.leave_out_lone_read_locks()
         if not buffer.cells.cells and not buffer.weak:
             self._end(Outcome.COMMITTED)
             if self._attempts is not None:

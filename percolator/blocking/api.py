@@ -327,6 +327,11 @@ class Transaction(Reads[aio.Transaction]):
         """
         return self._asynchronous.start_timestamp
 
+    @property
+    def serializable(self) -> bool:
+        """True if it locks the cells that it reads."""
+        return self._asynchronous.serializable
+
     @overload
     def set(self, row: K, column: Mapping[Column[Any, K], Any]) -> None: ...
     @overload
@@ -839,17 +844,24 @@ class Database(Wrapper[aio.Database]):
             partial(self._asynchronous.newest_change, table, after=after, timeout=timeout)
         )
 
-    def transaction(self, *, timeout: float | None = None) -> Transaction:
+    def transaction(
+        self, *, serializable: bool = False, timeout: float | None = None
+    ) -> Transaction:
         """One attempt at a transaction. It reads the store as of its first read, not as of entering
         its block. Leaving the block commits.
 
-        The time-out applies to each call in it, and to its commit.
+        If it is `serializable`, its commit locks the cells that it has read: then it is as if it
+        had run alone, at the time of its commit, among others that are serializable. It reads only
+        by key, and columns by name. The time-out applies to each call in it, and to its commit.
 
         >>> with db.transaction() as tx:
         ...     tx.set("bob", balance, 10)
         """
         self._check()
-        return Transaction(self._loop_thread, self._asynchronous.internal.transaction(timeout))
+        return Transaction(
+            self._loop_thread,
+            self._asynchronous.internal.transaction(timeout, serializable=serializable),
+        )
 
     def snapshot(
         self, at: Timestamp | datetime | None = None, *, timeout: float | None = None
@@ -912,6 +924,7 @@ class Database(Wrapper[aio.Database]):
         function: Callable[..., R],
         *arguments: object,
         retry: RetryPolicy | None = None,
+        serializable: bool = False,
         keywords: Mapping[str, Any] | None = None,
     ) -> R:
         """Runs `function(transaction, *arguments)` in a transaction, and again after conflicts.
@@ -927,7 +940,8 @@ class Database(Wrapper[aio.Database]):
         retries = 0
         try:
             while True:
-                transaction = Transaction(self._loop_thread, internal.attempt(attempts, retries))
+                made = internal.attempt(attempts, retries, serializable=serializable)
+                transaction = Transaction(self._loop_thread, made)
                 try:
                     with attempts.inside(), transaction:
                         return finished(function(transaction, *arguments, **(keywords or {})))

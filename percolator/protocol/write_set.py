@@ -92,6 +92,13 @@ class WriteSet:
             self._write(cell, (KIND_READ_LOCK, b""))
             self.has_read_locks = True
 
+    def leave_out_lone_read_locks(self) -> None:
+        """Discards the read locks if nothing else is written: a snapshot alone is consistent."""
+        if all(kind == KIND_READ_LOCK for kind, _ in self.cells.values()):
+            self.cells.clear()
+            self.has_read_locks = False
+            self._columns = None
+
     def adopt(self, other: WriteSet) -> None:
         """Takes over all writes of a set that was checked against the same limits."""
         self.cells.update(other.cells)

@@ -137,6 +137,101 @@ def test_write_skew_is_possible_and_locking_rules_it_out(db: Database, accounts:
             other.commit()
 
 
+READS: dict[str, Callable[[Transaction, Accounts, str], object]] = {
+    "get": lambda tx, of, row: tx.get(row, of.balance),
+    "get_many of cells": lambda tx, of, row: tx.get_many([(row, of.balance)]),
+    "get_many of rows": lambda tx, of, row: tx.get_many(of.table, [row], [of.balance]),
+    "increment": lambda tx, of, row: tx.increment(row, of.balance),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_serializable_transaction_does_not_commit_on_what_has_changed(
+    db: Database, accounts: Accounts, read: str, exists: bool
+) -> None:
+    if exists:
+        put(db, accounts.balance, x=1, y=1)
+    one, other = (db.transaction(serializable=True) for _ in range(2))
+    for tx, reads, writes in ((one, "x", "y"), (other, "y", "x")):
+        READS[read](tx, accounts, reads)
+        tx.set(writes, accounts.balance, 2)
+    one.commit()
+    with pytest.raises(ConflictError):
+        other.commit()
+
+
+def test_serializable_transactions_share_what_they_only_read(
+    db: Database, accounts: Accounts
+) -> None:
+    one, other = (db.transaction(serializable=True) for _ in range(2))
+    for tx, writes in ((one, "x"), (other, "y")):
+        tx.get("hub", accounts.balance)
+        tx.set(writes, accounts.balance, 2)
+    one.commit()
+    other.commit()
+
+
+def test_a_serializable_transaction_that_writes_nothing_takes_no_locks(
+    db: Database, accounts: Accounts
+) -> None:
+    reader = db.transaction(serializable=True)
+    assert reader.get("x", accounts.balance) is None
+    put(db, accounts.balance, x=1)
+    assert reader.commit() is None
+    with db.transaction(serializable=True) as tx:
+        assert tx.get("x", accounts.balance) == 1
+        before = tx.statistics.round_trips
+    assert tx.statistics.round_trips == before
+
+
+UNLOCKABLE: dict[str, Callable[[Transaction, Accounts], object]] = {
+    "cannot scan or count": lambda tx, of: list(tx.scan(of.table)),
+    "scan or count": lambda tx, of: tx.count(of.table),
+    "cannot delete_row": lambda tx, of: tx.delete_row(of.table, "x"),
+    "reads columns by name": lambda tx, of: tx.get_many(of.table, ["x"]),
+}
+
+
+@pytest.mark.parametrize("why", UNLOCKABLE)
+def test_a_serializable_transaction_refuses_reads_that_no_lock_can_keep(
+    db: Database, accounts: Accounts, why: str
+) -> None:
+    with db.transaction(serializable=True) as tx:
+        with pytest.raises(UsageError, match=why):
+            UNLOCKABLE[why](tx, accounts)
+        assert tx.get("x", accounts.balance) is None  # it may go on
+
+
+def test_a_serializable_function_runs_again_and_joins_only_serializable_transactions(
+    db: Database, accounts: Accounts
+) -> None:
+    runs = []
+
+    @transactional(serializable=True)
+    def copy(tx: Transaction, source: str, target: str) -> None:
+        runs.append(tx.serializable)
+        value = tx.get(source, accounts.balance, default=0)
+        if len(runs) == 1:
+            put(db, accounts.balance, **{source: 7})
+        tx.set(target, accounts.balance, value)
+
+    copy(db, "x", "y")
+    assert runs == [True, True]
+    assert db.get("y", accounts.balance) == 7
+    with db.transaction(serializable=True) as tx:
+        copy(tx, "y", "z")
+    with db.transaction() as tx, pytest.raises(UsageError, match="copy is serializable, and"):
+        copy(tx, "y", "z")
+
+
+def test_serializable_is_true_or_false(db: Database) -> None:
+    with pytest.raises(InvalidArgument, match="serializable"):
+        db.transaction(serializable="yes")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="serializable"):
+        transactional(serializable=1)  # type: ignore[call-overload]
+
+
 def test_nothing_is_sent_to_commit_what_was_only_read(db: Database, accounts: Accounts) -> None:
     with db.transaction() as tx:
         tx.get("a", accounts.balance)

@@ -4,8 +4,8 @@
     assert report, str(report)
 
 The verdict is exact with respect to the timestamps that the transactions used. For this store that
-is the right question, because timestamps are the specification. Write skew is not a violation:
-snapshot isolation allows it. A hundred thousand transactions take seconds.
+is the right question, because timestamps are the specification. Write skew is a violation only in
+transactions that were to be serializable. A hundred thousand transactions take seconds.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ class ViolationKind(Enum):
     SCAN_OUT_OF_BOUNDS = "scan outside its range, columns or limit"
     CONFLICT = "concurrent writes"
     """Two committed transactions wrote one cell, and neither saw the other: a lost update."""
+    NOT_SERIALIZABLE = "read that no longer holds at the commit"
+    """A serializable transaction committed, although another one had changed what it read."""
     DUPLICATE_TIMESTAMP = "timestamp handed out twice"
     TIMESTAMP_ORDER = "commit not above start"
     SESSION_ORDER = "session went back in time"

@@ -122,6 +122,8 @@ class TransactionRecord:
     """0 if it did not commit, is not known to have committed, or wrote nothing."""
     outcome: Outcome = Outcome.ABORTED
     operations: list[Operation] = field(default_factory=list)
+    serializable: bool = False
+    """True if what it has read has to hold at its commit, too, if it writes anything."""
     historic: bool = False
     """True if it read a past snapshot chosen by timestamp, or one shared with other readers."""
     observer: str = ""

@@ -440,6 +440,8 @@ class _Replay:
         self._report.add(kind, text, record, writer, key=key)
 
     def _commit(self, record: TransactionRecord) -> None:
+        if record.serializable:
+            self._require_current_reads(record)
         for key in record.read_locked():
             self._exclude(record, self._last_commit.get(key), key)
             self._last_read_lock[key] = record
@@ -449,6 +451,27 @@ class _Replay:
             self._last_commit[key] = record
         for key, value in record.writes().items():
             self._frontier.put(key, Version(value, record))
+
+    def _require_current_reads(self, record: TransactionRecord) -> None:
+        """Checks that all reads of a serializable transaction would find the same at its commit.
+
+        If they do, the order of commits is a serial order of all such transactions. One that writes
+        nothing is in it at its snapshot.
+        """
+        own: set[CellKey] = set()
+        for operation in record.operations:
+            if isinstance(operation, Put | Delete):
+                own.add(operation.key)
+            elif isinstance(operation, Read) and operation.key not in own:
+                key, found = operation
+                now = self._frontier.get(key)
+                if now.value != found and not now.expired:
+                    text = (
+                        f"{record} has read {shown_key(key)}, which {now.writer} had changed "
+                        f"before its commit at {record.commit_ts}"
+                    )
+                    kind = ViolationKind.NOT_SERIALIZABLE
+                    self._report.add(kind, text, record, now.writer, key=key)
 
     def _ends(self, record: TransactionRecord) -> dict[CellKey, int]:
         """When the values expire that a transaction has put."""

@@ -310,6 +310,10 @@ BUGS = (
         for plant, kinds, one_round_share, quickly in protocol_bugs.READ_LOCK_BUGS
     ),
     *(
+        Bug(plant, workload="on duty", is_quickly_caught=True)
+        for plant in protocol_bugs.SERIALIZABLE_BUGS
+    ),
+    *(
         Bug(plant, workload="sequential", one_round_share=share, is_quickly_caught=True)
         for plant, share in protocol_bugs.NEWEST_BUGS
     ),

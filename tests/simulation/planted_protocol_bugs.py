@@ -16,13 +16,13 @@ from percolator.errors import (
     PercolatorError,
     Retry,
 )
-from percolator.formats.records import KIND_LOCK_ONLY, WRITE_KIND_OFFSET
+from percolator.formats.records import KIND_LOCK_ONLY, KIND_READ_LOCK, WRITE_KIND_OFFSET
 from percolator.protocol import commit, read, steps
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit, State
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.contention import Contender, Handover, HotCells
-from percolator.protocol.write_set import Write, WriteSteps
+from percolator.protocol.write_set import Write, WriteSet, WriteSteps
 from percolator.retries import Attempts
 from percolator.routing import lanes
 from percolator.routing.cells import (
@@ -969,6 +969,46 @@ def new_owner_forgets_the_read_locks(patch: Patch) -> None:
     def wrong(self: ReadLocks, *_: object) -> None:
         self.used = self.noted = True
 
+
+# Bugs of serializable transactions: a read without its lock, in each way to read.
+
+
+def _read_without_locks(patch: Patch, name: str) -> None:
+    correct = getattr(Reader, name)
+
+    @in_place_of(patch, Reader, name)
+    async def wrong(self: Reader, *arguments: Any) -> Any:
+        locks, self.read_locks = self.read_locks, None
+        try:
+            return await correct(self, *arguments)
+        finally:
+            self.read_locks = locks
+
+
+def single_reads_are_not_locked(patch: Patch) -> None:
+    """What the transaction has read may have changed by its commit."""
+    _read_without_locks(patch, "get")
+
+
+def reads_of_many_cells_are_not_locked(patch: Patch) -> None:
+    """As above."""
+    _read_without_locks(patch, "_get_rows")
+
+
+def read_locks_are_left_out_of_what_writes(patch: Patch) -> None:
+    """Only what writes nothing may do without them."""
+
+    @in_place_of(patch, WriteSet, "leave_out_lone_read_locks")
+    def wrong(self: WriteSet) -> None:
+        for cell in [cell for cell, (kind, _) in self.cells.items() if kind == KIND_READ_LOCK]:
+            del self.cells[cell]
+
+
+SERIALIZABLE_BUGS = (
+    single_reads_are_not_locked,
+    reads_of_many_cells_are_not_locked,
+    read_locks_are_left_out_of_what_writes,
+)
 
 _TAKEOVERS = (Kind.TAKEOVER, Kind.CRASH)
 

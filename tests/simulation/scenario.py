@@ -27,6 +27,8 @@ _TIMES_IN_A_CROWD = 4
 _WITH_OBSERVERS = {"chains", "newcomers", "recipes"}
 _NEWCOMERS_SHARE = 0.4
 """The share of the seeds that drew `chains` and run `newcomers`: both are about observers."""
+_ON_DUTY_SHARE = 0.4
+"""The share of the seeds that drew `hubs` and run `on duty`: both are about read locks."""
 _ONLY_ON_TABLETS = {"expiring", "feeds"}
 """Workloads that use what a row store does not have yet."""
 _ROWS_SHARE = 0.5
@@ -169,6 +171,8 @@ def scenario_of(
     drawn = chance.choice(sorted(WORKLOADS))
     if drawn == "chains" and Random(f"newcomers {seed}").random() < _NEWCOMERS_SHARE:
         drawn = "newcomers"
+    if drawn == "hubs" and Random(f"on duty {seed}").random() < _ON_DUTY_SHARE:
+        drawn = "on duty"
     master = chance.random() < _MASTER_SHARE
     disruptions = sorted(
         (_any_disruption(chance) for _ in range(chance.randint(0, _DISRUPTIONS_MAX))),

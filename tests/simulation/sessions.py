@@ -28,7 +28,7 @@ from percolator.errors import (
     Retry,
     SnapshotTooOld,
 )
-from percolator.formats.records import KIND_DELETE, KIND_PUT, RecordKind
+from percolator.formats.records import KIND_DELETE, KIND_PUT, KIND_READ_LOCK, RecordKind
 from percolator.observers.context import WorkerContext
 from percolator.observers.definition import Observer
 from percolator.observers.work_queue import Work
@@ -97,6 +97,13 @@ class RecordedTx:
                 self._recorded.delete(key)
         for address in sorted(self._transaction._buffer.weak or ()):
             self._recorded.notify((tables[address.table_id], address.row, address.column))
+
+    def note_read_locks(self) -> None:
+        """Records the read locks of a serializable transaction: it takes them if it writes."""
+        tables, cells = table_names(self._transaction), self._transaction.internal.writes.cells
+        locked = [address for address, (kind, _) in cells.items() if kind == KIND_READ_LOCK]
+        for address in locked if len(locked) < len(cells) else ():
+            self._recorded.read_lock((tables[address.table_id], address.row, address.column))
 
     async def get(self, row: bytes, column: Column[bytes]) -> bytes | None:
         value = await self._transaction.get(row, column)
@@ -655,13 +662,13 @@ class Session:
         """A value that no other transaction ever writes."""
         return b"%s %d" % (self._recorded_as.encode(), self.random.getrandbits(40))
 
-    async def run(self, body: Body) -> bool:
+    async def run(self, body: Body, *, serializable: bool = False) -> bool:
         """Runs a transaction. Returns whether it is known to have committed. Raises no error that
         clients have to expect."""
         self._chronicle.left[self.name] -= 1
         impatience = self.random.random()
         timeout = self.random.choice(_SHORT_SECONDS) if impatience < 0.1 else None
-        transaction = self._database.transaction(timeout=timeout)
+        transaction = self._database.transaction(serializable=serializable, timeout=timeout)
         transaction._only_two_phases = self._takes_two_phases()
         try:
             return await self._run(transaction, body, impatience)
@@ -671,6 +678,7 @@ class Session:
 
     async def _run(self, transaction: Transaction, body: Body, impatience: float) -> bool:
         recorded = self._chronicle.recorder.begin(self._recorded_as)
+        recorded.record.serializable = transaction.serializable
         begins_late = self._starts.random() < _LATE_SHARE
         doubled = False
         try:
@@ -683,6 +691,8 @@ class Session:
             if doubled:
                 await transaction.timestamp()
             recorded_tx.note_start()
+            if transaction.serializable:
+                recorded_tx.note_read_locks()
         except PercolatorError as error:
             transaction.rollback()
             recorded.aborted()

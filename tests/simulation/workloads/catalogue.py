@@ -28,6 +28,7 @@ from tests.simulation.workloads.transactions import (
     Large,
     LockOrder,
     LongFork,
+    OnDuty,
     Predicates,
     Registers,
     Sequential,
@@ -96,6 +97,7 @@ UNDRAWN: dict[str, MakeWorkload] = {
     "loaders": Loaders,
     "recreations": Recreations,
     "newcomers": Newcomers,
+    "on duty": OnDuty,
 }
 """Workloads that are not drawn by themselves, as they are part of others, or are run by some of the
 seeds that draw another one. Bugs are planted in them."""

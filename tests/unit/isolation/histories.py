@@ -117,5 +117,11 @@ def run(observer: str, name: str, record: TransactionRecord) -> TransactionRecor
     return record
 
 
+def serializable(record: TransactionRecord) -> TransactionRecord:
+    """Makes a transaction one whose reads have to hold at its commit."""
+    record.serializable = True
+    return record
+
+
 def history(*records: TransactionRecord, **initial: str) -> History:
     return History(list(records), {cell(name): value.encode() for name, value in initial.items()})

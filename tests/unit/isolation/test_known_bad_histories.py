@@ -26,6 +26,7 @@ from tests.unit.isolation.histories import (
     read_lock,
     run,
     scan,
+    serializable,
     transaction,
 )
 
@@ -93,6 +94,14 @@ BAD_HISTORIES: dict[str, Bad] = {
         ),
         ViolationKind.CONFLICT,
         ("transaction 1", "t['x']['v'] at 4", "transaction 2", "at 3"),
+    ),
+    "serializable, and what it has read was changed": Bad(
+        history(
+            transaction(1, put("x", "b"), commit=3),
+            serializable(transaction(2, read("x", None), put("y", "a"), commit=4)),
+        ),
+        ViolationKind.NOT_SERIALIZABLE,
+        ("transaction 2", "t['x']['v']", "transaction 1", "before its commit at 4"),
     ),
     "long writer around a short one": Bad(
         history(transaction(1, put("x", "a"), commit=9), transaction(3, put("x", "b"), commit=4)),
@@ -587,6 +596,16 @@ GOOD: dict[str, History] = {
         transaction(3, read("x", "1"), read_lock("x"), put("y", "a"), commit=5),
         transaction(4, read("x", "1"), read_lock("x"), put("z", "b"), commit=6),
         transaction(7, put("x", "2"), commit=8),
+    ),
+    "serializable transactions that read what was there, their own writes, or only a snapshot": (
+        history(
+            transaction(1, put("x", "b"), commit=5),
+            serializable(transaction(2, read("x", None), put("y", "a"), commit=3)),
+            serializable(transaction(4, read("x", None), read("y", "a"))),
+            serializable(transaction(6, read("x", "b"), put("x", "c"), read("x", "c"), commit=7)),
+            transaction(8, read("x", "c"), put("y", "b"), commit=10),
+            transaction(9, put("x", "d"), commit=11),
+        )
     ),
     "a lock-only write between two writers": history(
         transaction(1, put("x", "1"), commit=2),
