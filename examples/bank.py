@@ -11,6 +11,7 @@ several processes at once; they all work on the same accounts.
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Annotated
@@ -19,7 +20,15 @@ import typer
 from rich.console import Console
 
 import percolator
-from percolator import Database, OutcomeUnknown, Table, Transaction, codecs, transactional
+from percolator import (
+    Database,
+    OutcomeUnknown,
+    PercolatorError,
+    Table,
+    Transaction,
+    codecs,
+    transactional,
+)
 
 accounts = Table("accounts")
 balance = accounts.column("balance", codecs.integer)
@@ -113,11 +122,15 @@ def main(
 ) -> None:
     """Transfer money with many threads, and audit it."""
     console = Console()
-    with percolator.connect(address, description="the bank") as db:
-        bank = Bank(db)
-        bank.work(seconds)
-        console.print(f"{bank.transfers:,} transfers, {bank.audits:,} audits")
-        console.print(f"{total(db):,} in all accounts together: nothing was made or lost")
+    try:
+        with percolator.connect(address, description="the bank") as db:
+            bank = Bank(db)
+            bank.work(seconds)
+            console.print(f"{bank.transfers:,} transfers, {bank.audits:,} audits")
+            console.print(f"{total(db):,} in all accounts together: nothing was made or lost")
+    except PercolatorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
 
 
 if __name__ == "__main__":

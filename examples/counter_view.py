@@ -10,6 +10,7 @@ orders. `--shards 1` shows why each sum is spread over several rows: otherwise a
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 import zlib
@@ -26,6 +27,7 @@ from percolator import (
     Database,
     Observer,
     OutcomeUnknown,
+    PercolatorError,
     Snapshot,
     Table,
     aio,
@@ -146,15 +148,19 @@ def main(
 ) -> None:
     """Change orders with many threads while an observer keeps the view up to date."""
     console = Console()
-    with percolator.connect(address, description="a view of orders") as db:
-        db.create_table(orders, exist_ok=True)
-        db.create_table(sums, exist_ok=True)
-        with db.run_observers([view(shards)]) as worker:
-            changes = work(db, seconds)
-            db.wait_for_observers()
-            (counters,) = worker.counters.values()
-        with db.snapshot() as snapshot:
-            found, right = shown(snapshot), recomputed(snapshot)
+    try:
+        with percolator.connect(address, description="a view of orders") as db:
+            db.create_table(orders, exist_ok=True)
+            db.create_table(sums, exist_ok=True)
+            with db.run_observers([view(shards)]) as worker:
+                changes = work(db, seconds)
+                db.wait_for_observers()
+                (counters,) = worker.counters.values()
+            with db.snapshot() as snapshot:
+                found, right = shown(snapshot), recomputed(snapshot)
+    except PercolatorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
     if found != right:
         raise ViewIsWrong(f"the view has {found}, the orders add up to {right}")
     console.print(

@@ -166,6 +166,21 @@ def test_a_command_that_cannot_run_starts_no_cluster(
     assert problem in done.stderr
 
 
+@pytest.mark.parametrize("example", ["bank", "counter_view", "webindex.load"])
+def test_an_example_without_a_cluster_says_in_one_line_how_to_start_one(example: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"examples.{example}", "--address", "127.0.0.1:1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: no master or gateway answered: 127.0.0.1:1: ")
+    assert "start one with `percolator dev`" in line
+
+
 # The document pipeline on a cluster of processes, as in docs/webindex.md, and under kills.
 
 GUIDE = ROOT / "docs" / "webindex.md"
