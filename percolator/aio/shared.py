@@ -40,6 +40,7 @@ from percolator.errors import (
 )
 from percolator.formats.records import KIND_DELETE, KIND_PUT, TTL_MILLISECONDS_MAX
 from percolator.limits import Limits
+from percolator.protocol.commit import Sent
 from percolator.protocol.environment import ROLLED_BACK
 from percolator.protocol.roll_forward import tell_of_commits
 from percolator.protocol.shared.attempt import Attempt
@@ -69,7 +70,7 @@ class Ticket:
     unchanged_since: int
     ttl_seconds: float
     began: int
-    """A timestamp from before the first part began."""
+    """A timestamp from before the first participant began."""
 
     @property
     def job(self) -> Job:
@@ -332,7 +333,7 @@ class Share(Awaits):
         try:
             await self.abandon()
         except PercolatorError:
-            if kind is None:  # otherwise the first error says more; the parts expire by themselves
+            if kind is None:  # otherwise the first error says more; the locks expire by themselves
                 raise
         finally:
             self._forget_calls(self._engine.loop)
@@ -344,9 +345,9 @@ def _require_column(column: object) -> None:
 
 
 PARTS_MAX = 8_000
-"""How many parts one transaction may have: they are committed with one message."""
+"""How many participants one transaction may have: they are committed with one message."""
 TTL_TIMES = 5
-"""A part's time to live, as a multiple of a lock's."""
+"""A participant's time to live, as a multiple of a lock's."""
 ROLLBACK_SECONDS = 3.0
 """How long the rollback after a failed commit may take, even if the commit used up its time."""
 _ROW_BYTES = 16
@@ -385,11 +386,11 @@ class SharedTransaction(Awaits):
         self._timeout_seconds = timeout_seconds
         self._ticket = ticket
         self._keeper: Keeper | None = None
-        self._whole: SharedCommit | None = None
+        self._shared_commit: SharedCommit | None = None
         self._named: tuple[ParticipantKey, ...] = ()
         self._announced: Mapping[int, Observed] = {}
         self._tables: frozenset[int] = frozenset()
-        """The tables in which the named parts have locks."""
+        """The tables in which the named participants have locks."""
         self._telling: asyncio.Task[None] | None = None
         self._ended = ""
         self._deciding = ""
@@ -414,7 +415,7 @@ class SharedTransaction(Awaits):
             if self._ticket is not None:  # by another call meanwhile: its tasks may have it
                 raise UsageError("the shared transaction has begun already")
             self._ticket = ticket
-        # Commits below the safe point are refused, so that must not pass the parts.
+        # Commits below the safe point are refused, so that must not pass the participants.
         engine.open_starts.add(self, self._ticket.unchanged_since or self._ticket.began)
         self._keeper = Keeper(engine.env, self._ticket.job)
         engine.participant_heartbeats.add(self._keeper)
@@ -426,7 +427,7 @@ class SharedTransaction(Awaits):
         """Makes everything that these attempts wrote visible at once; nothing else ever will be.
 
         Returns the commit timestamp, or None if nothing was written. Raises `ConflictError` if a
-        part was rolled back (then nothing is committed, and the tasks have to run again),
+        participant was rolled back (then nothing is committed, and the tasks have to run again),
         `OtherDriverCommitted` if another driver has committed it without some of these attempts,
         and `OutcomeUnknown` if it cannot find out: then the same call may be repeated. After any
         other error it is rolled back, which may take a few seconds more than the time-out.
@@ -437,23 +438,23 @@ class SharedTransaction(Awaits):
             return await self._commit(receipts, deadline)
 
     async def _commit(self, receipts: Sequence[Receipt], deadline: float) -> Timestamp | None:
-        if self._whole is None:
+        if self._shared_commit is None:
             chosen = _listed(receipts)
-            self._named = _parts_of(chosen, self.ticket)
+            self._named = _participants_of(chosen, self.ticket)
             self._announced = announced_by_all([one.announced for one in chosen])
             self._tables = frozenset(table for one in chosen for table in one.tables)
         if not self._named:
             commit_ts = await self._abort(deadline)
-            if commit_ts:
+            if commit_ts != ROLLED_BACK:
                 raise OtherDriverCommitted(commit_ts)
             return None
-        if self._whole is None:
+        if self._shared_commit is None:
             engine = self._engine
-            self._whole = SharedCommit(
+            self._shared_commit = SharedCommit(
                 engine.env, self._groups, self.ticket.job, self._named, self._announced
             )
         try:
-            commit_ts = await self._whole.commit(deadline)
+            commit_ts = await self._shared_commit.commit(deadline)
         except OutcomeUnknown:
             raise
         except OtherDriverCommitted:
@@ -461,8 +462,8 @@ class SharedTransaction(Awaits):
             raise
         except PercolatorError as problem:
             # Unless a marker says that it is never to be executed, a late copy might still be.
-            commit_ts = await self._abort_after(self._whole, problem, deadline)
-            if not commit_ts:
+            commit_ts = await self._abort_after(self._shared_commit, problem, deadline)
+            if commit_ts == ROLLED_BACK:
                 raise
         self._end("has committed")
         env = self._engine.env
@@ -481,7 +482,7 @@ class SharedTransaction(Awaits):
         deadline = self._deadline(timeout)
         with self._only_call("is being rolled back"):
             commit_ts = await self._abort(deadline)
-        if commit_ts:
+        if commit_ts != ROLLED_BACK:
             self.commit_timestamp = Timestamp(commit_ts)
         return self.commit_timestamp
 
@@ -492,18 +493,18 @@ class SharedTransaction(Awaits):
             await asyncio.wait((self._telling,), timeout=seconds)
 
     async def _tell_tablets(self, commit_ts: int) -> None:
-        """Makes the tablets roll forward what the parts have locked."""
+        """Makes the tablets roll forward what the participants have locked."""
         env = self._engine.env
-        commits = {part.start: commit_ts for part in self._named}
+        commits = {participant.start: commit_ts for participant in self._named}
         deadline = env.now() + env.limits.background_seconds
         for table_id in sorted(self._tables):
             await tell_of_commits(env, table_id, commits, deadline)
 
     async def _abort_after(
-        self, whole: SharedCommit, problem: PercolatorError, deadline: float
+        self, commit: SharedCommit, problem: PercolatorError, deadline: float
     ) -> int:
         """Rolls it back because its commit has failed. Returns the commit timestamp if it turns out
-        to be committed. Raises `OutcomeUnknown` if it may still be."""
+        to be committed, else ROLLED_BACK. Raises `OutcomeUnknown` if it may still be."""
         try:
             return await self._abort(max(deadline, self._engine.now() + ROLLBACK_SECONDS))
         except OtherDriverCommitted:
@@ -511,10 +512,10 @@ class SharedTransaction(Awaits):
         except PercolatorError as second:
             # The first problem is the cause, and may well be why this one failed.
             if not self._ended:
-                if whole.is_out:
-                    raise whole.unknown(second) from problem
+                if commit.sent is not Sent.NOTHING:
+                    raise commit.unknown(second) from problem
                 problem.add_note(f"the shared transaction could not be rolled back: {second}")
-            return 0
+            return ROLLED_BACK
 
     async def _abort(self, deadline: float) -> int:
         try:
@@ -525,11 +526,11 @@ class SharedTransaction(Awaits):
             self._end(_BY_ANOTHER)
             raise
         except PercolatorError:
-            # The marker that closes it is enough: no part can be committed after it. They expire.
+            # The marker that closes it is enough: after it, no participant can be committed.
             if self._engine.env.verdicts.get(self.ticket.began) == ROLLED_BACK:
                 self._end("was rolled back")
             raise
-        self._end("has committed" if commit_ts else "was rolled back")
+        self._end("was rolled back" if commit_ts == ROLLED_BACK else "has committed")
         return commit_ts
 
     def _end(self, how: str) -> None:
@@ -583,7 +584,7 @@ class SharedTransaction(Awaits):
             if kind is None:  # otherwise the first error says more
                 raise
         finally:
-            # Nothing may keep it alive any longer: then its parts expire, unless it has committed.
+            # Nothing may keep it alive any longer: then it expires, unless it has committed.
             # One that has not begun yet, after Ctrl-C while it did, still can.
             if self._keeper is not None and not self._ended:
                 self._end(_LEFT)
@@ -612,11 +613,11 @@ async def new_ticket(
 
 
 def checked_ttl(engine: Engine, seconds: float | None) -> float:
-    """Refuses a time to live that is no longer than what slow heartbeats may take: the parts of a
-    driver that is alive would be rolled back.
+    """Refuses a time to live that is no longer than what slow heartbeats may take: the participants
+    of a driver that is alive would be rolled back.
 
     A client whose locks live longer than usual, as in `percolator.testing`, takes what others take,
-    and keeps its parts for longer.
+    and keeps its participants for longer.
     """
     needed = TTL_TIMES * engine.limits.lock_ttl_seconds
     if seconds is None:
@@ -647,8 +648,9 @@ def _listed(receipts: Iterable[Receipt]) -> list[Receipt]:
     return list(receipts)
 
 
-def _parts_of(receipts: Sequence[Receipt], ticket: Ticket) -> tuple[ParticipantKey, ...]:
-    """The parts that these receipts name. Raises `UsageError` if they do not belong together."""
+def _participants_of(receipts: Sequence[Receipt], ticket: Ticket) -> tuple[ParticipantKey, ...]:
+    """The participants that these receipts name. Raises `UsageError` if they do not belong
+    together."""
     tasks: set[str] = set()
     parts: list[ParticipantKey] = []
     for receipt in receipts:

@@ -503,7 +503,7 @@ class SharedTransaction(Wrapper[aio.SharedTransaction]):
         """Makes everything that these attempts wrote visible at once; nothing else ever will be.
 
         Returns the commit timestamp, or None if nothing was written. Raises `ConflictError` if a
-        part was rolled back (then nothing is committed, and the tasks have to run again),
+        participant was rolled back (then nothing is committed, and the tasks have to run again),
         `OtherDriverCommitted` if another driver has committed it without some of these attempts,
         and `OutcomeUnknown` if it cannot find out: then the same call may be repeated. After any
         other error it is rolled back, which may take a few seconds more than the time-out.

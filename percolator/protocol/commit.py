@@ -135,6 +135,18 @@ class State(Enum):
     ROLLED_BACK = "it can never be committed"
 
 
+class Sent(Enum):
+    """What the messages that commit, as far as they were sent, may still do."""
+
+    NOTHING = "none was sent, or none can be executed any more"
+    LATE_COPY = "none was executed, but a copy may be, until a lock, commit or marker stops it"
+    UNANSWERED = "one may have been executed without our knowing"
+
+    def after_answer(self) -> Sent:
+        """Like this before a message was sent that was answered, and not executed."""
+        return Sent.UNANSWERED if self is Sent.UNANSWERED else Sent.LATE_COPY
+
+
 class Commit:
     """Takes one transaction from its write set to its outcome."""
 
@@ -148,16 +160,14 @@ class Commit:
         "_lock",
         "_met_newer_commit",
         "_only_two_phases",
-        "_out_before",
+        "_sent_before",
         "_settling",
         "_started_seconds",
         "_statistics",
         "_touched",
-        "_unanswered_before",
         "_write",
         "in_one_round",
-        "is_out",
-        "is_unanswered",
+        "sent",
         "state",
     )
 
@@ -190,13 +200,8 @@ class Commit:
         self._only_two_phases = only_two_phases
         self._is_followed = is_followed
         self.state = State.UNSENT
-        self.is_unanswered = False
-        """A message that commits was sent, and may have been executed without our knowing."""
-        self.is_out = False
-        """A message that commits was sent, even if its answer was that it was not executed: a copy
-        may be executed late, as long as no lock, commit or marker stops it."""
-        self._unanswered_before = self._out_before = False
-        """`is_unanswered` and `is_out` as they were before the last message was sent."""
+        self.sent = self._sent_before = Sent.NOTHING
+        """Now, and before the last message was sent."""
         self.in_one_round = False
         """No lock was set, so none is left to resolve."""
         self._met_newer_commit = False
@@ -220,7 +225,7 @@ class Commit:
     async def _reach_outcome(self, deadline: float, *, is_settling: bool) -> int:
         """Continues from the state that was reached before."""
         env, write = self._env, self._write
-        commit_ts = 0
+        commit_ts: int | None = None
         try:
             if self.state is State.GIVING_UP:
                 commit_ts = await self._give_up(conflicts.given_up(write), deadline)
@@ -232,13 +237,13 @@ class Commit:
                         and write.fits_one_message(env.limits)
                     ):
                         commit_ts = await self._commit_in_one_round(deadline)
-                    if not commit_ts:
+                    if commit_ts is None:
                         commit_ts = await self._commit_in_two_phases(deadline)
                 except AnotherWriteSet:
                     raise  # what is stored is not ours: a marker might hit the other write set
                 except PercolatorError as problem:
                     decides = self.state is State.COMMITTING
-                    if self.is_unanswered and (decides or problem.retry is Retry.UNKNOWN):
+                    if self.sent is Sent.UNANSWERED and (decides or problem.retry is Retry.UNKNOWN):
                         raise self._unknown(problem) from problem
                     commit_ts = await self._give_up(problem, deadline)
         except asyncio.CancelledError:
@@ -264,44 +269,44 @@ class Commit:
     @property
     def may_be_committed(self) -> bool:
         """True once the commit was sent, unless it is known that it was not applied."""
-        return self.state is State.COMMITTED or self.is_unanswered or self.is_out
+        return self.state is State.COMMITTED or self.sent is not Sent.NOTHING
 
     # ------------------------------------------------------------------ messages that commit
 
-    def _sent(self) -> None:
+    def _sending(self) -> None:
         """Notes that a message that commits leaves: it may be executed even if the caller is
         cancelled."""
-        self._out_before, self._unanswered_before = self.is_out, self.is_unanswered
-        self.is_out = self.is_unanswered = True
+        self._sent_before, self.sent = self.sent, Sent.UNANSWERED
 
     def _heard(self, answer: Refused | PercolatorError) -> None:
         """Notes what a refusal of the one message says about it, and about copies of it."""
+        before = self._sent_before
         if isinstance(answer, _NO_COPY_IS_READ):
-            self.is_out = self._out_before
+            self.sent = before
         elif isinstance(answer, _NO_COPY_IS_EXECUTED):
-            self.is_out = self._unanswered_before
-        if not isinstance(answer, PercolatorError) or answer.retry is not Retry.UNKNOWN:
-            self.is_unanswered = self._unanswered_before
+            self.sent = before if before is Sent.UNANSWERED else Sent.NOTHING
+        elif isinstance(answer, Refused) or answer.retry is not Retry.UNKNOWN:
+            self.sent = before.after_answer()
 
     def _heard_of_primary(self, error: PercolatorError) -> None:
         """Notes what the answer to the commit of the primary says about it.
 
         A call may send the step several times. What refuses its last copy says nothing of the
-        others, so it stays out, whatever the error is.
+        others: a late copy is expected, whatever the error is.
         """
         if error.retry is not Retry.UNKNOWN:
-            self.is_unanswered = self._unanswered_before
+            self.sent = self._sent_before.after_answer()
 
     def _end(self, state: State) -> None:
         """The outcome is final: late copies can no longer change it."""
         self.state = state
-        self.is_out = self.is_unanswered = False
+        self.sent = Sent.NOTHING
 
     # ------------------------------------------------------------------ one round
 
-    async def _commit_in_one_round(self, deadline: float) -> int:
+    async def _commit_in_one_round(self, deadline: float) -> int | None:
         """Sends the one message, and again where that makes sense. Returns the commit timestamp, or
-        0 if it takes two phases.
+        None if it takes two phases.
 
         Raises conflicts, and what prevents the commit for good although a message is unanswered.
         """
@@ -314,7 +319,7 @@ class Commit:
             require_same_codecs(write.writes, write.tables, env.schemas.get)
             message = write.one_round_commit(schema, is_followed=self._is_followed)
             self.state = State.ONE_ROUND
-            self._sent()
+            self._sending()
             answer = await env.cells.commit(message, deadline)
             if isinstance(answer, int):
                 self._statistics.round_trips += 1
@@ -335,16 +340,16 @@ class Commit:
                     conflict = conflicts.obstacle(env, write, cell, answer, met)
                     if conflict is not None:
                         raise conflict
-                elif not self.is_unanswered:
-                    return 0  # another committer is at it, in two phases
+                elif self.sent is not Sent.UNANSWERED:
+                    return None  # another committer is at it, in two phases
             elif answer.retry is Retry.UNKNOWN:
                 problem = answer
             elif isinstance(answer, SchemaChanged):
                 await env.schemas.refresh(table_id, deadline)
             elif isinstance(answer, Overloaded):
                 await self._wait_as_asked(answer, deadline)
-            elif not self.is_unanswered:
-                return 0
+            elif self.sent is not Sent.UNANSWERED:
+                return None
             elif isinstance(answer, NotInOneRound):
                 # The tablet was split while an answer was missing. Two phases are ruled out: only
                 # the marker decides.
@@ -361,7 +366,7 @@ class Commit:
         """Waits as long as the server asks for. In two phases it would have more to do."""
         seconds = asked_pause_seconds(self._env.random, overloaded.retry_after_seconds)
         left = deadline - self._env.now()
-        if seconds >= left and not self.is_unanswered:
+        if seconds >= left and self.sent is not Sent.UNANSWERED:
             raise overloaded  # now, while there is time for the marker
         await self._env.clock.sleep(max(min(seconds, left), 0.0))
 
@@ -372,11 +377,11 @@ class Commit:
         self._heartbeats.add(self.begin_two_phases())
         if self.state is not State.COMMITTING:
             until = deadline
-            if self.is_out:  # if this fails, a marker is necessary
+            if self.sent is not Sent.NOTHING:  # if this fails, a marker is necessary
                 now = self._env.now()
                 until = now + waiting_seconds(deadline - now)
             commit_ts = await self.prewrite(until)
-            if commit_ts:
+            if commit_ts is not None:
                 return commit_ts
         return await self.commit_primary(deadline)
 
@@ -390,8 +395,8 @@ class Commit:
                 self._announcement = Announcement(env, env.announcing, write)
         return self._lock
 
-    async def prewrite(self, deadline: float) -> int:
-        """Locks every cell. Returns 0, or the commit timestamp if it is committed already.
+    async def prewrite(self, deadline: float) -> int | None:
+        """Locks every cell. Returns the commit timestamp if it is committed already, else None.
 
         A cell is locked once its prewrite was applied, or is refused because of the transaction's
         own lock. Unanswered prewrites are repeated. A lock of an older transaction is waited out.
@@ -411,7 +416,7 @@ class Commit:
                 else:
                     unlocked = unlocked or _Unlocked()
                     committed = self._sort_out(lock, cells, answers, unlocked)
-                    if committed:
+                    if committed is not None:
                         return committed
                 if lock.is_awaited:
                     # Before the other portions, which may take longer than its time to live.
@@ -422,7 +427,7 @@ class Commit:
             pending = unlocked.cells() if unlocked is not None else ()
             if unlocked is None or not pending:
                 self.state = State.COMMITTING
-                return 0
+                return None
             waiting = waiting or LockWaiting(self._env, self._write.start, self._statistics)
             await waiting.settle(unlocked.met, self._cleanup, deadline)
             await waiting.pause(unlocked.problem, deadline)
@@ -443,8 +448,8 @@ class Commit:
         cells: Sequence[CellAddress],
         answers: Sequence[Answer],
         unlocked: _Unlocked,
-    ) -> int:
-        """Returns the commit timestamp if it is committed already, else 0. Raises conflicts."""
+    ) -> int | None:
+        """Returns the commit timestamp if it is committed already, else None. Raises conflicts."""
         write = self._write
         problem: PercolatorError | None = None
         touched: list[CellAddress] = []
@@ -478,7 +483,7 @@ class Commit:
             self._note_touched(touched)
         if problem is not None:
             raise problem
-        return 0
+        return None
 
     def _note_touched(self, cells: Sequence[CellAddress]) -> None:
         self._touched = [*self._touched, *cells] if self._touched else cells
@@ -497,7 +502,7 @@ class Commit:
                 # Either this is the first round, or the lock was seen with this number in it. Then
                 # nothing sent before was applied, and since the number only grows, nothing ever
                 # will be.
-                self.is_unanswered = self.is_out = False
+                self.sent = Sent.NOTHING
                 await self.take_commit_timestamp(deadline)
                 if self._announcement is not None:
                     await self._announcement.renew(deadline)
@@ -507,10 +512,10 @@ class Commit:
             if write.weak_notifications:
                 await self._notify(commit_ts, deadline)
             schema = await env.schema(table_id, deadline)
-            if not self.is_unanswered:  # else it may be committed: only the same step can tell
+            if self.sent is not Sent.UNANSWERED:  # else only the same step can tell the outcome
                 require_same_codecs(write.writes, write.tables, env.schemas.get)
             step = write.commit_primary_step(schema, min_commit, commit_ts)
-            self._sent()
+            self._sending()
             self._statistics.round_trips += 1
             (answer,) = await env.cells.mutate((step,), deadline)
             if answer is APPLIED:
@@ -573,9 +578,9 @@ class Commit:
         else:
             # Neither record nor marker: that alone proves nothing, so put the marker, which does.
             commit_ts = await mark_primary(self._env, self._write, deadline)
-            if commit_ts:
+            if commit_ts != ROLLED_BACK:
                 return commit_ts
-        self.is_unanswered = self.is_out = False  # nothing that was sent can be applied now
+        self.sent = Sent.NOTHING  # nothing that was sent can be applied now
         raise conflicts.rolled_back_by_others(self._env, self._write, self._write.primary)
 
     # ------------------------------------------------------------------ giving up
@@ -608,10 +613,10 @@ class Commit:
             except PercolatorError as unmarked:
                 env.background.start(roll_back_all(env, write, touched))
                 is_safe = self._alone or write.primary not in touched
-                if is_safe and not self.is_out:
+                if is_safe and self.sent is Sent.NOTHING:
                     raise problem from None
                 raise self._unknown(unmarked) from problem
-            if commit_ts:
+            if commit_ts != ROLLED_BACK:
                 return commit_ts
         self._end(State.ROLLED_BACK)
         if touched:
@@ -649,11 +654,11 @@ class Commit:
         env = self._env
         if self.state is State.UNSENT:
             return
-        if not self.is_unanswered:
+        if self.sent is not Sent.UNANSWERED:
             # Unanswered prewrites may still arrive.
             self._touched = self._write.cells
             self.state = State.GIVING_UP
-            if not self.is_out:
+            if self.sent is Sent.NOTHING:
                 env.background.start(roll_back_all(env, self._write, self._touched))
                 return
             # A late copy may commit it before the marker is there: only the marker tells.
@@ -817,10 +822,10 @@ def _check_secondary(write: WriteSteps, cell: CellAddress, commit_ts: int, answe
 async def mark_primary(env: Environment, write: WriteSteps, deadline: float) -> int:
     """Puts the rollback marker: from then on, the transaction can never commit.
 
-    Returns 0 when the marker is durable, or the timestamp of the commit that was there before.
-    Raises `SnapshotTooOld` below the safe point, where its commit may have been collected, so that
-    the outcome can no longer be learned; and `SchemaError` when its table is gone for good, and
-    the outcome with it.
+    Returns ROLLED_BACK when the marker is durable, or the timestamp of the commit that was there
+    before. Raises `SnapshotTooOld` below the safe point, where its commit may have been collected,
+    so that the outcome can no longer be learned; and `SchemaError` when its table is gone for good,
+    and the outcome with it.
     """
     backoff = env.backoff()
     mark = write.roll_back_step(write.primary, not_below=write.start)
@@ -829,7 +834,7 @@ async def mark_primary(env: Environment, write: WriteSteps, deadline: float) -> 
         (answer,) = await primaries.mutate([mark], deadline)
         if answer is APPLIED:
             env.verdicts.put(write.start, ROLLED_BACK)
-            return 0
+            return ROLLED_BACK
         if isinstance(answer, Refused):
             return answer.offender.timestamp
         if answer.retry is Retry.USELESS or not await backoff.pause(deadline):
@@ -837,7 +842,7 @@ async def mark_primary(env: Environment, write: WriteSteps, deadline: float) -> 
 
 
 async def settled(env: Environment, start: int, primary: CellAddress, deadline: float) -> int:
-    """The commit timestamp of the transaction, or 0 once it can never commit.
+    """The commit timestamp of the transaction, or ROLLED_BACK once it can never commit.
 
     Raises `OutcomeUnknown` if there is no answer in time, and `OutcomeLost` if there is none left.
     """
@@ -862,7 +867,7 @@ async def roll_back_all(
 ) -> None:
     """Puts the marker on the primary, then rolls back the other cells that may carry a lock."""
     commit_ts = await mark_primary(env, write, background_deadline(env))
-    if commit_ts:
+    if commit_ts != ROLLED_BACK:
         # Another committer of this transaction was first. It was not reported as aborted, so this
         # is no contradiction.
         env.verdicts.put(write.start, commit_ts)

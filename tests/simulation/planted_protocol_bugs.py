@@ -19,7 +19,7 @@ from percolator.errors import (
 from percolator.formats.records import KIND_LOCK_ONLY, KIND_READ_LOCK, WRITE_KIND_OFFSET
 from percolator.protocol import commit, read, steps
 from percolator.protocol.cleanup import Cleanup
-from percolator.protocol.commit import Commit, State
+from percolator.protocol.commit import Commit, Sent, State
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.contention import Contender, Handover, HotCells
 from percolator.protocol.write_set import Write, WriteSet, WriteSteps
@@ -116,8 +116,8 @@ def no_copy_of_a_refused_commit_is_expected(patch: Patch) -> None:
     @in_place_of(patch, commit.Commit, "_heard_of_primary")
     def wrong(self: commit.Commit, error: PercolatorError) -> None:
         correct(self, error)
-        if not self.is_unanswered:
-            self.is_out = False
+        if self.sent is Sent.LATE_COPY:
+            self.sent = Sent.NOTHING
 
 
 def no_rollback_marker(patch: Patch) -> None:
@@ -171,7 +171,7 @@ def commit_timestamp_before_the_prewrites(patch: Patch) -> None:
     correct = commit.Commit.prewrite
 
     @in_place_of(patch, commit.Commit, "prewrite")
-    async def wrong(self: commit.Commit, deadline: float) -> int:
+    async def wrong(self: commit.Commit, deadline: float) -> int | None:
         await self.take_commit_timestamp(deadline)
         return await correct(self, deadline)
 
@@ -224,7 +224,7 @@ def new_commit_timestamp_after_a_time_out(patch: Patch) -> None:
             await self.take_commit_timestamp(deadline)
             schema = await self._env.schema(self._write.primary.table_id, deadline)
             step = self._write.commit_primary_step(schema, lock.min_commit, lock.commit_ts)
-            self.is_unanswered = True
+            self.sent = Sent.UNANSWERED
             (answer,) = await self._env.cells.mutate((step,), deadline)
             if answer is APPLIED:
                 return lock.commit_ts
@@ -698,7 +698,7 @@ def two_phases_after_a_message_without_an_answer(patch: Patch) -> None:
     def wrong(self: Commit, answer: Refused | PercolatorError) -> None:
         correct(self, answer)
         if self.state is State.ONE_ROUND and getattr(answer, "retry", None) is Retry.UNKNOWN:
-            self.is_out = self.is_unanswered = False
+            self.sent = Sent.NOTHING
             answer.retry = Retry.SAFE  # type: ignore[union-attr]
 
 
@@ -711,14 +711,14 @@ def refusal_speaks_for_an_unanswered_message(patch: Patch) -> None:
         correct(self, answer)
         is_refusal = isinstance(answer, PercolatorError) and answer.retry is not Retry.UNKNOWN
         if is_refusal:
-            self.is_out = self.is_unanswered = False
+            self.sent = Sent.NOTHING
 
 
 def message_is_not_noted_when_it_leaves(patch: Patch) -> None:
     """The caller is cancelled, hears that it is rolled back, and the message commits it."""
-    correct = Commit._sent
+    correct = Commit._sending
 
-    @in_place_of(patch, Commit, "_sent")
+    @in_place_of(patch, Commit, "_sending")
     def wrong(self: Commit) -> None:
         if self.state is not State.ONE_ROUND:
             correct(self)

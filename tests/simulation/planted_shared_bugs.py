@@ -34,6 +34,7 @@ from percolator.formats.records import START_TIMESTAMP_BYTES, locked_column
 from percolator.history.rows import RowHistory
 from percolator.protocol import steps
 from percolator.protocol.cleanup import Pushing
+from percolator.protocol.commit import Sent
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import OpenStarts
 from percolator.protocol.roll_forward import Rolling, tell_of_commits
@@ -147,14 +148,14 @@ def all_parts_are_committed(patch: Patch) -> None:
     async def wrong(
         self: SharedTransaction, receipts: Sequence[Receipt], *, timeout: float | None = None
     ) -> Timestamp | None:
-        if self._whole is None:
+        if self._shared_commit is None:
             engine, job = self._engine, self.ticket.job
             deadline = engine.now() + 1.0
             found = await locks_of(engine.env, job, deadline)
             keys = {ParticipantKey(one.start_timestamp, one.primary.column) for one in found}
             named = {part for receipt in receipts for part in receipt.parts}
             self._named = tuple(sorted(keys | named))
-            self._whole = SharedCommit(engine.env, engine.groups, job, self._named, {})
+            self._shared_commit = SharedCommit(engine.env, engine.groups, job, self._named, {})
         return await correct(self, receipts, timeout=timeout)
 
 
@@ -251,8 +252,15 @@ def a_driver_takes_the_commit_of_another_one_for_its_own(patch: Patch) -> None:
 
 def no_copy_of_a_refused_group_is_expected(patch: Patch) -> None:
     """A copy arrives when the server has the tablet; the transaction was reported as aborted."""
-    never = property(lambda self: False, lambda self, is_out: None)
-    patch.setattr(SharedCommit, "is_out", never, raising=False)
+
+    def get(self: SharedCommit) -> Sent:
+        sent: Sent = vars(self)["sent"]
+        return Sent.NOTHING if sent is Sent.LATE_COPY else sent
+
+    def put(self: SharedCommit, sent: Sent) -> None:
+        vars(self)["sent"] = sent
+
+    patch.setattr(SharedCommit, "sent", property(get, put), raising=False)
     give_up_while_no_tablet_is_served(patch)
 
 

@@ -41,7 +41,8 @@ from percolator.formats.records import KIND_LOCK_ONLY, WRITE_HEADER
 from percolator.protocol import steps
 from percolator.protocol.announcing import learn_schemas
 from percolator.protocol.cleanup import lock_in
-from percolator.protocol.environment import Environment
+from percolator.protocol.commit import Sent
+from percolator.protocol.environment import ROLLED_BACK, Environment
 from percolator.protocol.shared.participant import (
     CLOSED,
     Job,
@@ -75,24 +76,23 @@ class SharedCommit:
         self._job = job
         self._participants = participants
         self._announced = dict(announced)
-        self._commit = 0
-        self._sent = False
-        """A commit was sent, and it is not known whether it was applied."""
-        self.is_out = False
-        """A commit was sent, and a copy of it may still be executed, whatever was answered."""
+        self._commit: int | None = None
+        """The commit timestamp that was taken for it."""
+        self.sent = Sent.NOTHING
 
     async def commit(self, deadline: float) -> int:
         """Returns the commit timestamp. Raises `ConflictError` when the transaction was rolled
         back, `OtherDriverCommitted` when it was committed without one of these participants, and
         `OutcomeUnknown` when it is not known; then this may be called again. After any other error,
-        too, it may still be committed if `is_out`, until a marker is durable."""
+        too, it may still be committed unless nothing is `sent`, until a marker is durable."""
         try:
             commit_ts = await self._reach(deadline)
         except PercolatorError as problem:
-            if not self._sent or isinstance(problem, ConflictError | OtherDriverCommitted):
-                raise
-            raise self.unknown(problem) from problem
-        self._sent = self.is_out = False
+            is_decided = isinstance(problem, ConflictError | OtherDriverCommitted)
+            if self.sent is Sent.UNANSWERED and not is_decided:
+                raise self.unknown(problem) from problem
+            raise
+        self.sent = Sent.NOTHING
         for participant in self._participants:
             self._env.verdicts.put(participant.start, commit_ts)
         return commit_ts
@@ -108,37 +108,36 @@ class SharedCommit:
     async def _reach(self, deadline: float) -> int:
         backoff = self._env.backoff()
         while True:
-            if not self._commit:
+            if self._commit is None:
                 commit_ts = await self._new_timestamp(deadline)
                 await self._renew_announcement(deadline)
                 self._commit = commit_ts
             commit_ts = self._commit
-            sent_before, self._sent = self._sent, True
-            self.is_out = True
+            sent_before, self.sent = self.sent, Sent.UNANSWERED
             try:
                 answers = await self._groups.mutate_together(
                     self._job.table_id, self._steps(commit_ts), deadline
                 )
             except PercolatorError as error:
                 if error.retry is not Retry.UNKNOWN:
-                    self._sent = sent_before
+                    self.sent = sent_before.after_answer()
                     raise
                 if not await backoff.pause(deadline):
                     raise
                 continue
             if all(answer is APPLIED for answer in answers):
                 return commit_ts
-            self._sent = sent_before
+            self.sent = sent_before.after_answer()
             committed = self._committed_before(answers)
-            if committed:
+            if committed is not None:
                 return await self._require_committed(committed, deadline)
             self._require_open(answers[0])
             lost = self._lost(answers[1:], commit_ts)
             if lost is not None:
                 return await self._give_up(lost, deadline)
             # One was pushed above the timestamp: nothing that was sent can still be applied.
-            self._sent = self.is_out = False
-            self._commit = 0
+            self.sent = Sent.NOTHING
+            self._commit = None
             if not await backoff.pause(deadline):
                 raise DeadlineExceeded(
                     "readers kept pushing the shared transaction's commit timestamp until the "
@@ -181,8 +180,8 @@ class SharedCommit:
             found.append(steps.commit_part(job.row, column, start, commit_ts, record))
         return found
 
-    def _committed_before(self, answers: Sequence[Answer]) -> int:
-        """The commit timestamp if the transaction, or a participant, is committed, else 0."""
+    def _committed_before(self, answers: Sequence[Answer]) -> int | None:
+        """The commit timestamp if the transaction, or a participant, is committed, else None."""
         commits = {
             answer.offender.timestamp
             for answer in answers
@@ -192,12 +191,12 @@ class SharedCommit:
             raise InvariantViolation(
                 f"participants in one shared transaction are committed at {sorted(commits)}"
             )
-        return int(commits.pop()) if commits else 0
+        return commits.pop() if commits else None
 
     def _require_open(self, answer: Answer) -> None:
         """Raises if the transaction was rolled back, or if sending this again is useless."""
         if isinstance(answer, Refused):
-            self._sent = self.is_out = False
+            self.sent = Sent.NOTHING
             raise ConflictError(
                 "the shared transaction was rolled back: none of it is committed",
                 cell=CellAddress(self._job.table_id, self._job.row, CLOSED),
@@ -226,9 +225,9 @@ class SharedCommit:
         """Makes sure that it is rolled back. The absence of a lock alone proves nothing."""
         primary = self._job.primary_of(lost)
         (commit_ts,) = await roll_back(self._env, [(primary, lost.start)], deadline)
-        if commit_ts:
+        if commit_ts != ROLLED_BACK:
             return await self._require_committed(commit_ts, deadline)
-        self._sent = self.is_out = False
+        self.sent = Sent.NOTHING
         raise ConflictError(
             f"a participant in the shared transaction (begun at {lost.start}) was presumed dead, "
             "or replaced by a later attempt, and rolled back: none of it is committed",
@@ -237,7 +236,8 @@ class SharedCommit:
         )
 
     async def _require_committed(self, commit_ts: int, deadline: float) -> int:
-        self._sent = True  # until each participant has been asked for, this may be its commit
+        # Until each participant has been asked for, this may be its commit.
+        self.sent = Sent.UNANSWERED
         await require_committed(self._env, self._job, self._participants, commit_ts, deadline)
         return commit_ts
 
@@ -254,20 +254,20 @@ def announced_by_all(attempts: Iterable[Mapping[int, Observed]]) -> dict[int, Ob
 async def roll_back_all(
     env: Environment, job: Job, named: Sequence[ParticipantKey], deadline: float
 ) -> int:
-    """Closes the transaction, and rolls back every participant that was begun. Returns 0, or the
-    commit timestamp if the transaction turns out to be committed: then nothing is undone.
+    """Closes the transaction, and rolls back every participant that was begun. Returns ROLLED_BACK,
+    or the commit timestamp if the transaction turns out to be committed: then nothing is undone.
 
     `named` are participants that are known already, such as those that may have been sent to be
     committed. Raises `OtherDriverCommitted` if the transaction was committed without one of them.
     """
     closed = CellAddress(job.table_id, job.row, CLOSED)
     (commit_ts,) = await roll_back(env, [(closed, job.began)], deadline)
-    if commit_ts:
+    if commit_ts != ROLLED_BACK:
         await require_committed(env, job, named, commit_ts, deadline)
         return commit_ts
     await roll_back(env, [(job.primary_of(one), one.start) for one in named], deadline)
     await roll_back_left(env, job, deadline)
-    return 0
+    return ROLLED_BACK
 
 
 async def require_committed(

@@ -312,10 +312,10 @@ async def roll_back(
     env: Environment, participants: Sequence[tuple[CellAddress, int]], deadline: float
 ) -> list[int]:
     """Puts the marker on these primaries, which are given with the start timestamps: from then on,
-    neither the participants nor the transaction can commit. Returns for each 0, or the timestamp of
-    the commit that was there before."""
+    neither the participants nor the transaction can commit. Returns for each
+    ROLLED_BACK, or the timestamp of the commit that was there before."""
     backoff = env.backoff()
-    commits = [0] * len(participants)
+    commits = [ROLLED_BACK] * len(participants)
     left = list(range(len(participants)))
     while left:
         sent = [

@@ -24,6 +24,7 @@ from percolator.errors import (
     SchemaError,
     UsageError,
 )
+from percolator.protocol.commit import Sent
 from percolator.protocol.shared.driver import SharedCommit
 from percolator.protocol.shared.participant import roll_back
 from percolator.testing.cluster_in_memory import ClusterInMemory
@@ -363,7 +364,8 @@ async def test_a_commit_is_unknown_until_all_of_its_parts_have_been_asked_for(
     with pytest.raises(OutcomeUnknown):
         await hasty.commit([receipt])
     cluster.answers_lost = False
-    hasty._whole._sent = False  # type: ignore[union-attr]  # as for a copy of the first message
+    assert hasty._shared_commit is not None
+    hasty._shared_commit.sent = Sent.LATE_COPY  # as for a copy of the first message
     with monkeypatch.context() as patch:
         patch.setattr("percolator.protocol.shared.driver.require_committed", late)
         with pytest.raises(OutcomeUnknown, match="no answer in time"):
