@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -270,7 +271,7 @@ class _Edit:
 
     def secret(self, path: Path, token: str) -> None:
         """Writes the token of a new entry."""
-        if path.resolve() in (self._where, _replacement(self._where)):
+        if _resolved(path) in (self._where, _replacement(self._where)):
             raise InvalidArgument("--file", f"{path} is for the servers' tokens, not for this one")
         _write_secret(path, token)
         self._secret = path
@@ -286,17 +287,14 @@ class _Edit:
 def _edited(path: Path, *, may_be_new: bool = False) -> Iterator[_Edit]:
     """Changes the file as a whole, or not at all, and keeps its owner and its mode. Commands wait
     for each other: otherwise one could write back an entry that another has just revoked."""
-    path = path.resolve()  # a link stays one
+    path = _resolved(path)  # a link stays one
     try:
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise InvalidArgument("--tokens", f"{path.parent}: {error.strerror}") from None
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
-        is_new = may_be_new and not path.exists()
-        if path.exists() and not path.is_file():
-            # A change would put a file in place of a device: of /dev/null, for everybody.
-            raise InvalidArgument("--tokens", f"{path}: not a regular file")
+        is_new = not _is_there(path) and may_be_new
         edit = _Edit("" if is_new else _read(path), path)
         try:
             yield edit
@@ -310,6 +308,24 @@ def _edited(path: Path, *, may_be_new: bool = False) -> Iterator[_Edit]:
             os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise InvalidArgument("--tokens", f"{path}: {error.strerror}") from None
+    if not stat.S_ISREG(mode):
+        # A change would put a file in place of a device: of /dev/null, for everybody.
+        raise InvalidArgument("--tokens", f"{path}: not a regular file")
+    return True
+
+
+def _resolved(path: Path) -> Path:
+    """The file that is meant, behind links. `Path.resolve` raises if these form a circle."""
+    return Path(os.path.realpath(path))
 
 
 def _replacement(path: Path) -> Path:

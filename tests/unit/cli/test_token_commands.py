@@ -42,7 +42,7 @@ class Commands:
         return done.stderr
 
     def everything(self) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in self.directory.iterdir()}
+        return {path.name: path.read_bytes() for path in self.directory.iterdir() if path.exists()}
 
     def grant(self, secret: str) -> Grant | None:
         """Grant of servers for the token in a file."""
@@ -153,6 +153,26 @@ def test_an_expired_token_is_not_rotated_to_another_one_that_has_expired(token: 
 
 def test_the_first_token_does_not_replace_its_own_file(token: Commands) -> None:
     assert "for the servers' tokens" in token.refused("create", "a", token.secret("tokens.toml"))
+
+
+@pytest.mark.parametrize("command", ["create", "rotate", "revoke", "list"])
+def test_a_place_where_no_file_can_be_is_named(token: Commands, command: str) -> None:
+    name = [] if command == "list" else ["shop"]
+    secret = [token.secret("new")] if command in ("create", "rotate") else []
+    token.file.symlink_to(token.file)
+    refused = CliRunner().invoke(app, ["token", command, *name, *secret, f"--tokens={token.file}"])
+    assert (refused.exit_code, "symbolic links" in refused.stderr) == (2, True)
+    token.file = token.directory / ("x" * 300)
+    assert "File name too long" in token.refused(command, *name, *secret)
+
+
+def test_a_circle_of_links_takes_no_secret(token: Commands) -> None:
+    loop = token.directory / "loop"
+    loop.symlink_to(loop)
+    done = CliRunner().invoke(
+        app, ["token", "create", "shop", f"--file={loop}", f"--tokens={token.file}"]
+    )
+    assert (done.exit_code, "File exists" in done.stderr) == (2, True)
 
 
 def test_no_device_is_replaced_by_a_file_of_tokens(token: Commands) -> None:
