@@ -92,6 +92,8 @@ class OpenCalls:
         """Open streams, by connection."""
         self._calls: Counter[str] = Counter()
         """Calls whose requests have not arrived, by connection."""
+        self._machines: Counter[str] = Counter()
+        """Open streams, by machine: one may have half of them, through however many connections."""
 
     def unary(
         self,
@@ -103,7 +105,7 @@ class OpenCalls:
         async def call(requests: AsyncIterator[bytes], context: Context) -> bytes:
             try:
                 self._require_few(self._calls[context.peer()], "calls")
-                with _counted(self._calls, context):
+                with _counted(self._calls, context.peer()):
                     request = await self._received(kind, context)
             except PercolatorError as error:
                 await _abort_call(error, context)
@@ -149,10 +151,15 @@ class OpenCalls:
 
     @contextmanager
     def _opened(self, context: Context) -> Iterator[None]:
-        self._require_few(self._streams[context.peer()], "streams")
+        peer = context.peer()
+        machine = machine_of(peer)
+        self._require_few(self._streams[peer], "streams")
         if self._streams.total() >= self._streams_max:
             self._refuse(f"{self._streams_max} streams are open (open_streams_max)")
-        with _counted(self._streams, context):
+        if self._machines[machine] >= max(self._streams_max // 2, 1):
+            text = f"{self._machines[machine]} streams of this machine are open"
+            self._refuse(f"{text}, half of open_streams_max")
+        with _counted(self._streams, peer), _counted(self._machines, machine):
             yield
 
     def _require_few(self, count: int, what: str) -> None:
@@ -165,15 +172,14 @@ class OpenCalls:
 
 
 @contextmanager
-def _counted(counts: Counter[str], context: Context) -> Iterator[None]:
-    peer = context.peer()
-    counts[peer] += 1
+def _counted(counts: Counter[str], owner: str) -> Iterator[None]:
+    counts[owner] += 1
     try:
         yield
     finally:
-        counts[peer] -= 1
-        if not counts[peer]:
-            del counts[peer]
+        counts[owner] -= 1
+        if not counts[owner]:
+            del counts[owner]
 
 
 async def _abort_call(error: PercolatorError, context: Context) -> NoReturn:

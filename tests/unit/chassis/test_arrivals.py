@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, NoReturn
 
@@ -384,6 +384,31 @@ async def test_a_connection_may_have_few_unfinished_health_checks() -> None:
     call = Call()
     call.send(b"")
     assert await check(None, call)
+    require_empty(gate.open)
+
+
+async def test_the_watches_of_one_machine_leave_half_of_the_streams_to_others() -> None:
+    gate = Gate(concurrency_max=10, request_bytes_max=REQUEST)
+    watch = Health().handler(OpenCalls(gate.open, 6)).service(_Details("Watch")).stream_stream
+
+    def watching(peer: str) -> AsyncGenerator[bytes, None]:
+        call = Call(peer)
+        call.send(b"")
+        found: AsyncGenerator[bytes, None] = watch(None, call)
+        return found
+
+    attack = [watching(f"ipv4:10.0.0.1:{port}") for port in range(3)]
+    for stream in attack:
+        assert await anext(stream)
+    with pytest.raises(Overloaded, match="3 streams of this machine are open, half of open_stre"):
+        await anext(watching("ipv4:10.0.0.1:9"))
+    other = watching("ipv4:10.0.0.2:1")
+    assert await anext(other)
+    await attack.pop().aclose()
+    again = watching("ipv4:10.0.0.1:9")
+    assert await anext(again)
+    for stream in (*attack, other, again):
+        await stream.aclose()
     require_empty(gate.open)
 
 
