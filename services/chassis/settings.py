@@ -199,8 +199,8 @@ class ServiceSettings(BaseModel):
     """gRPC connections at once; further ones are closed."""
 
     open_streams_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
-    """Streams of health and reflection at once, which need no token. One connection may have 16, and
-    one machine half of them."""
+    """Streams of health and reflection at once, which need no token. One connection may have 16,
+    and one machine half of them."""
 
     log_format: Literal["auto", "human", "json"] = "auto"
     """The format of log lines. auto: for humans on a terminal, JSON otherwise."""
