@@ -117,7 +117,7 @@ def create(
         else:
             with _edited(tokens, may_be_new=True) as edit:
                 if name in edit.entries:
-                    raise InvalidArgument("name", f"{name!r} exists in {tokens}; rotate or revoke")  # noqa: TRY301
+                    fail(InvalidArgument("name", f"{name!r} exists in {tokens}; rotate or revoke"))
                 edit.text = with_entry(edit.text, entry)
                 edit.secret(file, token)
     except InvalidArgument as error:
@@ -155,9 +155,8 @@ def rotate(
             former = edit.entry(name)
             expires = _time_in("--expires-in", expires_in) or former.expires
             if expires is not None and expires <= datetime.now(UTC):
-                raise InvalidArgument(  # noqa: TRY301
-                    "--expires-in", "the present token has expired: say when the new one does"
-                )
+                reason = "the present token has expired: say when the new one does"
+                fail(InvalidArgument("--expires-in", reason))
             entry = replace(
                 former,
                 digest=token_hash(token),

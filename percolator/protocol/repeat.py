@@ -103,7 +103,7 @@ async def _settle_primary(
     table_id, row, column = primary
     while True:
         (answer,) = await _ask(env, [_request(primary, start)], deadline)
-        burial = steps.roll_back_expired(row, column, start, b"")
+        marker = steps.roll_back_expired(row, column, start, b"")
         if isinstance(answer, Refused):
             if answer.condition == steps.OWN_COMMIT:
                 return answer.offender.timestamp
@@ -114,8 +114,8 @@ async def _settle_primary(
                 raise InvalidArgument(
                     field, f"transaction {start} is decided at {lock.primary}, not at {primary}"
                 )
-            burial = steps.roll_back(row, column, start)
-        (answer,) = await _ask(env, [CellMutation(table_id, burial)], deadline)
+            marker = steps.roll_back(row, column, start)
+        (answer,) = await _ask(env, [CellMutation(table_id, marker)], deadline)
         if answer is APPLIED:
             return ROLLED_BACK
         if isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT:

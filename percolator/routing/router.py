@@ -76,19 +76,6 @@ from percolator.wire.backoff import Backoff, asked_pause_seconds, pause_seconds
 from percolator.wire.frames import ByAddress
 from percolator.world import World
 
-# Everything that this process sends to one tablet server.
-#
-# The rows of all concurrent transactions share its calls: one call costs as much as thirty rows, so
-# one row per call would limit a machine to a tenth of its capacity. There is no timer: rows
-# submitted in one turn of the event loop are sent together. While calls are in flight, rows wait
-# until a call returns, until they are as many as the rows in flight, or until they fill a call. So
-# a lone caller waits for one round trip, a few callers do not wait for each other, and many callers
-# fill the batches.
-#
-# Bounds: `server_calls_max` calls, of at most `batch_rows_max` rows or `batch_bytes_max` each;
-# `server_rows_max` rows or `server_bytes_max` queued and in flight together. Above that, callers
-# wait.
-
 RETRY_SECONDS_MIN = 0.02
 """A tablet that could not serve is left alone at least this long, whatever it asks for."""
 HELD_ATTEMPTS_MAX = 3
@@ -113,7 +100,19 @@ class _Call:
 
 
 class Dispatcher:
-    """The queue in front of one server."""
+    """The queue in front of one server: everything that this process sends to it.
+
+    The rows of all concurrent transactions share its calls: one call costs as much as thirty rows,
+    so one row per call would limit a machine to a tenth of its capacity. There is no timer: rows
+    submitted in one turn of the event loop are sent together. While calls are in flight, rows wait
+    until a call returns, until they are as many as the rows in flight, or until they fill a call.
+    So a lone caller waits for one round trip, a few callers do not wait for each other, and many
+    callers fill the batches.
+
+    Bounds: `server_calls_max` calls, of at most `batch_rows_max` rows or `batch_bytes_max` each;
+    `server_rows_max` rows or `server_bytes_max` queued and in flight together. Above that, callers
+    wait.
+    """
 
     def __init__(
         self,
@@ -142,7 +141,7 @@ class Dispatcher:
         self._rows = 0
         self._bytes = 0
         self._waiters: deque[asyncio.Future[None]] = deque()
-        """Callers that wait until there is room for their row, first come, first served."""
+        """Callers that wait until their row fits, first come, first served."""
         self._last_answer = self._loop.time()
         self._cut_off_because = "the task of the call was cancelled"
         self.calls_sent = 0
@@ -165,7 +164,7 @@ class Dispatcher:
                 await waiter
             except asyncio.CancelledError:
                 if not waiter.cancelled():
-                    self.wake()  # it leaves room that another can use
+                    self.wake()  # it leaves capacity that another can use
                 raise
             if self._fits(size_bytes):
                 return
@@ -213,8 +212,8 @@ class Dispatcher:
             self.wake()
 
     def wake(self) -> None:
-        """Wakes as many waiting callers as there is room for. A caller that was woken and does not
-        submit its row calls this too, or the room that it leaves would go unnoticed."""
+        """Wakes as many waiting callers as have rows that fit. A caller that was woken and does not
+        submit its row calls this too, or the capacity that it leaves would go unnoticed."""
         free = self._limits.server_rows_max - self._rows
         while self._waiters and free > 0:
             waiter = self._waiters.popleft()
@@ -460,16 +459,16 @@ def _passes_by_itself(error: NotExecuted, attempts: int) -> bool:
     )
 
 
-# Rows that cannot be handed to a server at once: their tablets are not known, or it is full.
-#
-# Each request is placed by itself, and what it waits for holds up none of its other rows. The
-# heartbeats of all transactions of a client are one request, for example.
-
 RETRY_SECONDS_MAX = 1.0
 
 
 class Placing:
-    """Places the rows of one router."""
+    """Places the rows of one router that no server can take at once: their tablets are not known,
+    or it is full.
+
+    Each request is placed by itself, and what it waits for holds up none of its other rows. The
+    heartbeats of all transactions of a client are one request, for example.
+    """
 
     def __init__(
         self,
@@ -585,14 +584,14 @@ class Placing:
     async def _capacity(self, dispatcher: Dispatcher, entry: Queued) -> bool:
         """Waits for capacity, or until the sweep ends the request; returns whether it may enter."""
         future = entry.pending.future
-        room = asyncio.ensure_future(dispatcher.capacity(entry.size_bytes))
+        capacity = asyncio.ensure_future(dispatcher.capacity(entry.size_bytes))
         may_enter = False
         try:
-            await asyncio.wait([room, future], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([capacity, future], return_when=asyncio.FIRST_COMPLETED)
             may_enter = not future.done()
         finally:
             if not may_enter:
-                room.cancel()
+                capacity.cancel()
                 dispatcher.wake()
         return may_enter
 

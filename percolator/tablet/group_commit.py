@@ -280,17 +280,16 @@ class MutationWork:
         return True
 
 
-# The mutations of a tablet: queued, waiting for their cells, judged in batches, answered.
-#
-# A mutation that waits for its cell (judge.py) has left the queue, and counts in no batch: one held
-# cell must not stop the others.
-
 _Waiting = tuple[MutationWork, int]
 """A mutation: the work that it belongs to, and its index there."""
 
 
 class MutationQueue:
-    """The mutations of one tablet that are on their way."""
+    """The mutations of one tablet: queued, waiting for their cells, judged in batches, answered.
+
+    A mutation that waits for its cell (judge.py) has left the queue, and counts in no batch: one
+    held cell must not stop the others.
+    """
 
     def __init__(
         self, state: TabletState, lines: Lines, *, on_answered: Callable[[int], None]
@@ -444,37 +443,37 @@ class MutationQueue:
                 self._on_answered(work.weight)
 
 
-# Transactions that commit in one round: judged, held, given a timestamp, and ready to be written.
-#
-# While a batch is on its way to the disk, the next transactions are judged and their timestamps
-# fetched, so neither the disk nor the oracle waits for the other. What each rule prevents:
-#
-# * A transaction is judged when none of its cells is held, or changed by the batch in progress. So
-# its conditions are judged against what is durable. Others wait for their cells (judge.py).
-# * All its cells are judged, and held, together. Its own commit, a rollback marker, a lock,
-# and a newer commit on *any* of them stop it: a late copy must not commit what `resolve` has rolled
-# back.
-# * Its own commit is looked for even below the safe point. Told there that it is too old, a client
-# would report as failed what an earlier copy of the message has committed.
-# * The commit timestamp is requested after that: readers above an earlier one may have passed by.
-# * The timestamp after a commit may be the start of another transaction, if its client has asked
-# for that. Then it is one of those fetched, so nobody else has it as a start or a commit.
-# * A refused transaction is answered with the next batch, after the ownership was checked.
-# * Without a timestamp nothing is written: the transaction is definitely not executed. Nor are
-# those that wait for cells: while the oracle is silent, each of them in turn would wait for it, and
-# the mutations behind them for all of them.
-# * What waits for its cells is answered at its deadline, as not executed, and leaves their lines.
-# Left without an answer, its client would have to report an unknown outcome. Left in the lines, it
-# would stop the marker by which its client makes sure of that. What is ready is not written after
-# its deadline, either.
-
 TIMESTAMPS_AT_ONCE_MAX = 1_024
 OWN_COMMIT = 0
 """The first of `prewrite_conditions` to fail: the transaction is committed already."""
 
 
 class OneRoundTransactions:
-    """The transactions of one tablet that are about to commit in one round."""
+    """The transactions of one tablet that commit in one round: judged, held, given a timestamp, and
+    ready to be written.
+
+    While a batch is on its way to the disk, the next transactions are judged and their timestamps
+    fetched, so neither the disk nor the oracle waits for the other. What each rule prevents:
+
+    - A transaction is judged when none of its cells is held, or changed by the batch in progress.
+      So its conditions are judged against what is durable. Others wait for their cells (judge.py).
+    - All its cells are judged, and held, together. Its own commit, a rollback marker, a lock, and a
+      newer commit on *any* of them stop it: a late copy must not commit what `resolve` has rolled
+      back.
+    - Its own commit is looked for even below the safe point. Told there that it is too old, a
+      client would report as failed what an earlier copy of the message has committed.
+    - The commit timestamp is requested after that: readers above an earlier one may have passed by.
+    - The timestamp after a commit may be the start of another transaction, if its client has asked
+      for that. Then it is one of those fetched, so nobody else has it as a start or a commit.
+    - A refused transaction is answered with the next batch, after the ownership was checked.
+    - Without a timestamp nothing is written: the transaction is definitely not executed. Nor are
+      those that wait for cells: while the oracle is silent, each of them in turn would wait for it,
+      and the mutations behind them for all of them.
+    - What waits for its cells is answered at its deadline, as not executed, and leaves their lines.
+      Left without an answer, its client would have to report an unknown outcome. Left in the lines,
+      it would stop the marker by which its client makes sure of that. What is ready is not written
+      after its deadline, either.
+    """
 
     def __init__(
         self,

@@ -92,21 +92,6 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE, Space
 from percolator.world import Cursor, Storage
 
-# The lines in which mutations and transactions wait for their cells: first come, first served.
-#
-# A cell is free when no transaction holds it, and the batch in progress does not change it. A read
-# lock (cells.py) also needs the cell that it locks, but only for reading: other read locks
-# of the cell do not make it wait, and only who writes the cell waits for them. What each rule
-# prevents:
-#
-# * What meets a cell that is not free, or in whose line others stand, joins the line. If it looked
-# at the cell alone, it would overtake an earlier mutation of the same cell when the cell is let go
-# while a batch is being judged. Nor can a crowd of transactions keep a roll-back waiting forever,
-# or a crowd of mutations a transaction.
-# * A transaction joins the lines of all its cells at once. So no two wait for each other.
-# * When a cell becomes free, the first in its line is called, and nothing else is looked at: what a
-# change costs does not depend on how many wait. It is still the first until it has taken the cell.
-
 T = TypeVar("T")
 
 
@@ -133,7 +118,23 @@ class Place(Generic[T]):
 
 
 class Lines:
-    """The lines of one tablet."""
+    """The lines of one tablet, in which mutations and transactions wait for cells: first come,
+    first served.
+
+    A cell is free when no transaction holds it, and the batch in progress does not change it. A
+    read lock (cells.py) also needs the cell that it locks, but only for reading: other read locks
+    of the cell do not make it wait, and only who writes the cell waits for them. What each rule
+    prevents:
+
+    - What meets a cell that is not free, or in whose line others stand, joins the line. If it
+      looked at the cell alone, it would overtake an earlier mutation of the same cell when the cell
+      is let go while a batch is being judged. Nor can a crowd of transactions keep a roll-back
+      waiting forever, or a crowd of mutations a transaction.
+    - A transaction joins the lines of all its cells at once. So no two wait for each other.
+    - When a cell becomes free, the first in its line is called, and nothing else is looked at: what
+      a change costs does not depend on how many wait. It is still the first until it has taken the
+      cell.
+    """
 
     def __init__(self, held_cells: HeldCells, read_locks: ReadLocks) -> None:
         self._held_cells = held_cells
@@ -245,35 +246,34 @@ class Lines:
             place.called.append(place)
 
 
-# The right to write to a tablet: for a batch of the group commit, or between two batches.
-#
-# There are two ways to write between two batches:
-#
-# * `async with latch.between_batches()`: no batch is in progress, and what was judged in one is
-# durable and answered. Transactions may hold cells (cells.py), and go on to take cells. This
-# is enough for writes that no transaction in memory can meet: those behind the fence of a bulk load
-# (bulk_load.py).
-# * `async with latch`: no cell is held, either. It is for what changes the rules under which
-# transactions are judged (a version of the schema, a fence, a safe point), or what they are judged
-# by. A transaction judged before the change would be written after it.
-#
-# Nobody starves. What each rule prevents:
-#
-# * While somebody waits for all cells to be let go, no more are held. Otherwise a steady stream of
-# transactions would keep a load, a split or a new schema out forever.
-# * When one of them has finished, the transactions that have waited are judged and hold their cells
-# before the next one gets the latch. Otherwise writers that overlap, such as the parts of shared
-# transactions during a collection, would keep all transactions of the tablet out until the last of
-# them has finished.
-# * Of those that write between two batches, one at a time waits for `writing`, so a batch comes
-# between two of them. Otherwise each batch would wait for one loader of the tablet after another,
-# and four of them would leave commits a quarter of what one does.
-
 _LATELY_SECONDS = 1.0
 
 
 class WriteLatch:
-    """The right to write to one tablet, as above."""
+    """The right to write to one tablet: for a batch of the group commit, or between two batches.
+
+    There are two ways to write between two batches:
+
+    - `async with latch.between_batches()`: no batch is in progress, and what was judged in one is
+      durable and answered. Transactions may hold cells (cells.py), and go on to take cells. This is
+      enough for writes that no transaction in memory can meet: those behind the fence of a bulk
+      load (bulk_load.py).
+    - `async with latch`: no cell is held, either. It is for what changes the rules under which
+      transactions are judged (a version of the schema, a fence, a safe point), or what they are
+      judged by. A transaction judged before the change would be written after it.
+
+    Nobody starves. What each rule prevents:
+
+    - While somebody waits for all cells to be let go, no more are held. Otherwise a steady stream
+      of transactions would keep a load, a split or a new schema out forever.
+    - When one of them has finished, the transactions that have waited are judged and hold their
+      cells before the next one gets the latch. Otherwise writers that overlap would keep all
+      transactions of the tablet out until the last of them has finished. Participants in shared
+      transactions overlap during a collection.
+    - Of those that write between two batches, one at a time waits for `writing`, so a batch comes
+      between two of them. Otherwise each batch would wait for one loader of the tablet after
+      another, and four of them would leave commits a quarter of what one does.
+    """
 
     def __init__(self, held_cells: HeldCells, admit_waiting: Callable[[], None]) -> None:
         """`admit_waiting` judges the transactions that wait, and have them hold their cells."""
@@ -342,23 +342,6 @@ class WriteLatch:
             self._exclusive.release()
 
 
-# Read locks and writers exclude each other, although their records are in different cells.
-#
-# A prewrite has two conditions that name no transaction: there is no lock, and no newer commit. In
-# a tablet with read locks, they hold for more than the cell itself (cells.py): for a cell, also
-# for the read locks of it; for a read lock, also for the cell that it locks. So a client that knows
-# nothing of read locks is kept away from them as well. What each rule prevents:
-#
-# * A live lock on the other side refuses, as a lock on the cell does. Its owner may yet commit.
-# * A commit on the other side, above the start, refuses. A writer and a read lock whose times
-# overlap would otherwise both commit, and what was read under the lock was changed before its
-# commit.
-# * Read locks of one cell are not compared with each other: that they all may commit is their use.
-# * The refusal names the cell of the mutation, and the column on the other side as a qualifier. A
-# client that knows nothing of it takes the lock for one on the cell, and waits.
-# * What is judged is durable, since a mutation waits while the other side is touched or held
-# (`Lines`). Judged in one batch, each would pass before the other is there.
-
 LOOKED_AT_MAX = 16_384
 """The most read locks of one cell that are looked at for a transaction that is older than what
 memory knows. Until they are collected, it is told to come back: a loop must not stand still."""
@@ -367,7 +350,25 @@ _RETRY_SECONDS = 0.5
 
 
 class Exclusion:
-    """Judges prewrites by what is on the other side. The previous batch must be durable."""
+    """Keeps read locks and writers of a cell apart, although their records are in different cells:
+    judges prewrites by what is on the other side. The previous batch must be durable.
+
+    A prewrite has two conditions that name no transaction: there is no lock, and no newer commit.
+    In a tablet with read locks, they hold for more than the cell itself (cells.py): for a cell,
+    also for the read locks of it; for a read lock, also for the cell that it locks. So a client
+    that knows nothing of read locks is kept away from them as well. What each rule prevents:
+
+    - A live lock on the other side refuses, as a lock on the cell does. Its owner may yet commit.
+    - A commit on the other side, above the start, refuses. A writer and a read lock whose times
+      overlap would otherwise both commit, and what was read under the lock was changed before its
+      commit.
+    - Read locks of one cell are not compared with each other: that they all may commit is their
+      use.
+    - The refusal names the cell of the mutation, and the column on the other side as a qualifier. A
+      client that knows nothing of it takes the lock for one on the cell, and waits.
+    - What is judged is durable, since a mutation waits while the other side is touched or held
+      (`Lines`). Judged in one batch, each would pass before the other is there.
+    """
 
     def __init__(
         self,

@@ -84,14 +84,6 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail
 from percolator.world import Clock, Cursor, Storage
 
-# Reads of rows, each at its own timestamp, a batch at a time.
-#
-# First a slice waits until no commit in one round is about to write its cells. Then the mirror is
-# asked for locks in the way, then one cursor is created, then every cell costs one seek (cells.py
-# says why in this order). A cell costs a second seek if lock-only records are above its newest
-# change and memory does not know where that change is. A slice of the batch runs without yielding
-# to the event loop, unless it has to step over many records; the next slice creates its own cursor.
-
 
 class CellRead:
     """A read of one cell, which stands for a `RowRead` of one column. Plain attributes: reading a
@@ -146,7 +138,15 @@ class AnswerBudget:
 
 
 class PointReads:
-    """One batch of reads, and its answer."""
+    """One batch of reads of rows, each at its own timestamp, and its answer.
+
+    First a slice waits until no commit in one round is about to write its cells. Then the mirror is
+    asked for locks in the way, then one cursor is created, then every cell costs one seek (cells.py
+    says why in this order). A cell costs a second seek if lock-only records are above its newest
+    change and memory does not know where that change is. A slice of the batch runs without yielding
+    to the event loop, unless it has to step over many records; the next slice creates its own
+    cursor.
+    """
 
     def __init__(
         self,
@@ -558,7 +558,7 @@ T = TypeVar("T")
 
 
 class Tablet:
-    """See the module's docstring."""
+    """One range of rows, with the guarantees that the module's docstring names."""
 
     def __init__(
         self,

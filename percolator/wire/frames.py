@@ -169,15 +169,6 @@ class FrameReader:
         return True
 
 
-# The caller's side of a connection for frames: any number of calls at a time.
-#
-# Invariants:
-# - A call ends once: with its answer, at its deadline, when its caller is cancelled, or when the
-#   connection ends. In the last case it may have been executed, as over gRPC.
-# - A call that its caller gives up is cancelled at the server, too.
-# - A server that says nothing, not even that it is there, is given up after about 15 seconds; if
-#   not even its machine acknowledges what was sent, after five.
-
 LOOK_SECONDS = 5.0
 """How often a connection with calls in progress is looked at. After two looks without a sign of the
 server, it is asked for one, and given up at the next look."""
@@ -191,7 +182,16 @@ _CALL_NUMBERS = 2**32
 
 
 class FrameConnection(asyncio.Protocol):
-    """A connection on which the server has said welcome. Belongs to one event loop."""
+    """The caller's side of a connection on which the server has said welcome: any number of calls
+    at a time. Belongs to one event loop.
+
+    Invariants:
+    - A call ends once: with its answer, at its deadline, when its caller is cancelled, or when the
+      connection ends. In the last case it may have been executed, as over gRPC.
+    - A call that its caller gives up is cancelled at the server, too.
+    - A server that says nothing, not even that it is there, is given up after about 15 seconds; if
+      not even its machine acknowledges what was sent, after five.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -455,16 +455,6 @@ async def connected(name: str) -> socket.socket:
     return made
 
 
-# What a process keeps for each server that it calls, as long as it calls it.
-#
-# A tablet server that is replaced usually comes back at another address. A process that lives for
-# months among such servers would otherwise keep a queue, a connection and a socket for each that it
-# has ever called.
-#
-# What was unused for ten minutes is dropped when another address is first used, and made again if
-# its own address is used again. So there is no timer, and a process whose servers stay drops
-# nothing.
-
 UNUSED_SECONDS = 600.0
 """Much longer than the pauses of a program that calls its servers now and then."""
 
@@ -483,6 +473,14 @@ class ByAddress(Generic[UsedT]):
     """One thing of a kind for each address. Belongs to one event loop.
 
     What was dropped must not be used any more: ask for it with each use, or mark it in `drop`.
+
+    A tablet server that is replaced usually comes back at another address. A process that lives for
+    months among such servers would otherwise keep a queue, a connection and a socket for each that
+    it has ever called.
+
+    What was unused for ten minutes is dropped when another address is first used, and made again if
+    its own address is used again. So there is no timer, and a process whose servers stay drops
+    nothing.
     """
 
     def __init__(

@@ -161,14 +161,9 @@ def parse(text: str, where: str, field: str = "tokens") -> dict[str, Entry]:
         if not NAME.fullmatch(name):
             raise InvalidArgument(field, f"{where}: a name: expected letters, digits, - and _")
         try:
-            entry = _entry(name, content)
-            for digest in filter(None, (entry.digest, entry.former_digest)):
-                if digest in digests:
-                    raise _Wrong("sha256: another token has the same")  # noqa: TRY301
-                digests.add(digest)
+            entries[name] = _entry(name, content, digests)
         except _Wrong as wrong:
             raise InvalidArgument(field, f"{where}: [{_shown(name)}]: {wrong}") from None
-        entries[name] = entry
     return entries
 
 
@@ -181,7 +176,8 @@ _KEYS = {"role", "sha256"}
 _OPTIONAL_KEYS = {"expires", "former_sha256", "former_expires", *Rights._fields}
 
 
-def _entry(name: str, content: object) -> Entry:
+def _entry(name: str, content: object, digests: set[bytes]) -> Entry:
+    """`digests`: of all tokens before, to which it adds its own."""
     if not isinstance(content, dict) or not content.keys() >= _KEYS:
         raise _Wrong("expected role and sha256")
     if content.keys() - _KEYS - _OPTIONAL_KEYS:
@@ -194,9 +190,9 @@ def _entry(name: str, content: object) -> Entry:
     return Entry(
         name,
         ROLES[role],
-        _digest(content, "sha256"),
+        _digest(content, "sha256", digests),
         _time(content, "expires"),
-        _digest(content, "former_sha256") if "former_sha256" in content else b"",
+        _digest(content, "former_sha256", digests) if "former_sha256" in content else b"",
         _time(content, "former_expires"),
         _rights(content),
     )
@@ -223,11 +219,15 @@ def _right(content: Mapping[str, object], key: str) -> tuple[Right, ...]:
     raise _Wrong(f'{key}: expected a list of TABLE or TABLE:PREFIX: ["orders", "stock:eu/"]')
 
 
-def _digest(content: Mapping[str, object], key: str) -> bytes:
+def _digest(content: Mapping[str, object], key: str, others: set[bytes]) -> bytes:
     value = content[key]
     if not isinstance(value, str) or not _HASH.fullmatch(value):
         raise _Wrong(f"{key}: expected 64 hexadecimal digits")
-    return bytes.fromhex(value)
+    digest = bytes.fromhex(value)
+    if digest in others:
+        raise _Wrong("sha256: another token has the same")
+    others.add(digest)
+    return digest
 
 
 def _time(content: Mapping[str, object], key: str) -> datetime | None:

@@ -260,20 +260,14 @@ class Access:
         grant = None
         try:
             grant, digest = self._granted(path, token, forwarded, names)
-            role = grant.role
-            if grant.rights is not None:
-                _require_checked(grant, grant.rights, path)
-            elif required is None or role < required:
-                needed = NO_ROLE if required is None else f"it needs {required.name}"
-                raise PermissionDenied(  # noqa: TRY301 (told to the audit like the others)
-                    f"the caller has the role {role.name}, but {needed}", where=path
-                )
+            _require_permitted(grant, required, path)
         except (Unauthenticated, PermissionDenied) as error:
             if self._audit is not None:
                 name = "" if grant is None else grant.name
                 whence = machine or machine_of(peer())
                 self._audit.refused(name, whence, path, status_code(error).name, error.message)
             raise
+        role = grant.role
         if role == Role.SERVER:
             return CallerIdentity(role)
         machine = machine or machine_of(peer())
@@ -323,9 +317,17 @@ class Access:
             )
 
 
-def _require_checked(grant: Grant, rights: Rights, path: str) -> None:
-    """Refuses calls that do not check rights."""
-    if path in CHECKS_RIGHTS or (path in ADMINISTERS_TABLE and rights.administer):
+def _require_permitted(grant: Grant, required: Role | None, path: str) -> None:
+    """Refuses calls above the role of a token, and if it has rights, those that do not check
+    them."""
+    if grant.rights is None:
+        if required is None or grant.role < required:
+            needed = NO_ROLE if required is None else f"it needs {required.name}"
+            raise PermissionDenied(
+                f"the caller has the role {grant.role.name}, but {needed}", where=path
+            )
+        return
+    if path in CHECKS_RIGHTS or (path in ADMINISTERS_TABLE and grant.rights.administer):
         return
     raise PermissionDenied(
         f"the token {grant.name!r} has rights to some tables only, which gateways check: it may "

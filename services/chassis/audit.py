@@ -178,17 +178,22 @@ def _opened(path: Path) -> tuple[int, int]:
     """The file, for appending, and its size."""
     file = private_opener(os.fspath(path), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            # A rotation would put a file in place of a device: of /dev/null, for everybody.
-            raise OSError(errno.EINVAL, "not a regular file")  # noqa: TRY301
+        _lock(file)
+        return file, os.fstat(file).st_size
+    except OSError:
+        os.close(file)
+        raise
+
+
+def _lock(file: int) -> None:
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        # A rotation would put a file in place of a device: of /dev/null, for everybody.
+        raise OSError(errno.EINVAL, "not a regular file")
+    try:
         # Two processes would rename each other's files.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return file, os.fstat(file).st_size
-    except OSError as error:
-        os.close(file)
-        if isinstance(error, BlockingIOError):
-            raise OSError(errno.EBUSY, "another process writes to it") from None
-        raise
+    except BlockingIOError:
+        raise OSError(errno.EBUSY, "another process writes to it") from None
 
 
 def _ends_with_line(file: int, size: int) -> bool:

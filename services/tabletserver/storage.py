@@ -1,5 +1,10 @@
 """Where tablets are kept, how a server becomes the owner of one, and the space on its disk.
 
+clone_leveldb         copies what a former owner may still be writing to
+LevelDBStorage        one open tablet
+SharedDirectoryStore  all tablets of a server, each owned by epoch
+DiskSpace             refuses writes before the disk is full
+
 `TabletStore` is the interface that the rest of a tablet server uses. `SharedDirectoryStore` is its
 only implementation: LevelDB directories below a store root that every server of the cluster can
 open, owned by epoch (see `epoch_directory`). A store that replicates each tablet's log would be
@@ -128,20 +133,6 @@ async def _copy(files: Files, source: Path, target: Path) -> None:
         await file.fsync()
 
 
-# `Storage` on LevelDB.
-#
-# A tablet relies on this behaviour of LevelDB's `DBImpl::Write` (1.22, 1.23):
-#
-# * A synced batch is appended to the log and fsynced, then inserted into the memtable, and only
-# then is the database's last sequence number raised, under its mutex. `Get`, and an iterator when
-# it is created, look at the last sequence number. So no part of a batch is visible before all of it
-# is durable, although the insertion runs in another thread while the event loop reads.
-# * An iterator stays at the sequence number of its creation.
-# * After a failed append or fsync the batch "may or may not show up when the DB is re-opened". So
-# nothing more is written here after a failure: the owner closes this object and opens another.
-#
-# Only writes, the closing flush and compaction run outside the event loop's thread.
-
 KIBIBYTE = 1024
 _MIB = 1024 * KIBIBYTE
 WRITE_BUFFERS_BYTES = 256 * _MIB
@@ -172,7 +163,21 @@ def write_buffer_bytes(open_tablets: int, together_bytes: int = WRITE_BUFFERS_BY
 
 
 class LevelDBStorage:
-    """One open LevelDB directory. Never fork while one is open: that loses LevelDB's lock."""
+    """One open LevelDB directory. Never fork while one is open: that loses LevelDB's lock.
+
+    A tablet relies on this behaviour of LevelDB's `DBImpl::Write` (1.22, 1.23):
+
+    - A synced batch is appended to the log and fsynced, then inserted into the memtable, and only
+      then is the database's last sequence number raised, under its mutex. `Get`, and an iterator
+      when it is created, look at the last sequence number. So no part of a batch is visible before
+      all of it is durable, although the insertion runs in another thread while the event loop
+      reads.
+    - An iterator stays at the sequence number of its creation.
+    - After a failed append or fsync the batch "may or may not show up when the DB is re-opened". So
+      nothing more is written here after a failure: the owner closes this object and opens another.
+
+    Only writes, the closing flush and compaction run outside the event loop's thread.
+    """
 
     failures: tuple[type[Exception], ...] = (leveldb.Error, OSError)
 
@@ -449,20 +454,20 @@ class SharedDirectoryStore:
             ) from error
 
 
-# Space on the disk: refuses writes before it runs out, and accepts them again without help.
-#
-# LevelDB needs some space to delete data (compaction writes before it deletes), and even to open.
-# Thanks to a reserve, writes to a full disk get a refusal that is safe to repeat, instead of
-# failing with an unknown outcome, and reads continue.
-#
-# Half of the reserve is for roll-backs, of a few bytes each. Without them a client could not say
-# whether a transaction that met the full disk is aborted, and its locks would stay.
-
 CHECK_SECONDS = 1.0
 
 
 class DiskSpace:
-    """Watches the free bytes of one disk. Lives on one event loop."""
+    """Watches the free bytes of one disk: refuses writes before they run out, and accepts them
+    again without help. Lives on one event loop.
+
+    LevelDB needs some space to delete data (compaction writes before it deletes), and even to open.
+    Thanks to a reserve, writes to a full disk get a refusal that is safe to repeat, instead of
+    failing with an unknown outcome, and reads continue.
+
+    Half of the reserve is for roll-backs, of a few bytes each. Without them a client could not say
+    whether a transaction that met the full disk is aborted, and its locks would stay.
+    """
 
     def __init__(
         self,
