@@ -9,11 +9,15 @@ If all may begin, all miss their deadlines, and all their work is wasted. So:
 - A transaction is refused (`Overloaded`) if those ahead of it would take two thirds of its time. By
   Little's law, that is their number divided by the rate at which transactions end. After it has
   begun, it is never refused.
+- Those that have been in progress for longer than its time are not ahead, but take long by
+  themselves: scans, or transactions that wait for a server that does not answer. If it had to wait
+  for as long as they, it would be refused for the others.
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -44,10 +48,15 @@ class Admission:
 
     def __init__(self, busy_max: int, now: Callable[[], float]) -> None:
         self._busy_max = busy_max
-        self._now = now
+        self.now = now
         self._loop = asyncio.get_running_loop()
         self.busy = 0
         """How many transactions wait in calls, or were just let in."""
+        self.in_calls: set[Calls] = set()
+        """The transactions that wait in calls."""
+        self._begins: list[float] = []
+        """When the transactions in calls began, in order, as of some time ago."""
+        self._looked_at = 0.0
         self.waiting: deque[tuple[asyncio.Future[None], float]] = deque()
         """Transactions that have not begun, with their deadlines."""
         self._rate = 0.0
@@ -86,13 +95,15 @@ class Admission:
                 self.busy -= 1
 
     def _refusal(self, ahead: int, deadline: float) -> Overloaded | None:
-        now = self._now()
+        now = self.now()
         left = deadline - now
         if left > FORESIGHT_SECONDS:
             return None
         rate = self._rate_at(now)
         seconds = ahead / rate if rate else 0.0
-        if seconds <= left * SHARE and left > 0:
+        if left > 0 and (
+            seconds <= left * SHARE or ahead - self._older_than(left, now) <= left * SHARE * rate
+        ):
             return None
         # While nothing ends, the rate is next to nothing, and forgotten soon.
         seconds = min(max(seconds, LOOK_SECONDS), ASKED_SECONDS_MAX)
@@ -100,6 +111,13 @@ class Admission:
             f"overloaded: {counted(ahead, 'transaction')} ahead; retry after {seconds:.2g} s",
             retry_after_seconds=seconds,
         )
+
+    def _older_than(self, seconds: float, now: float) -> int:
+        """How many transactions in calls began earlier than so many seconds ago."""
+        if now - self._looked_at >= LOOK_SECONDS:  # for every refusal, it would cost too much
+            self._begins = sorted(calls.began for calls in [*self.in_calls])
+            self._looked_at = now
+        return bisect_left(self._begins, now - seconds)
 
     def _is_full(self) -> bool:
         return self.busy >= BUSY_MIN or bool(self.waiting)
@@ -119,7 +137,7 @@ class Admission:
         if not self._is_full():
             self._ends = 0
             return
-        now = self._now()
+        now = self.now()
         if not self._ends:
             self._window_began = now
         self._ends += 1
@@ -180,15 +198,20 @@ def _closed() -> UsageError:
 class Calls:
     """The calls of one transaction that are in progress. It is busy during any of them."""
 
-    __slots__ = ("_admission", "_count")
+    __slots__ = ("_admission", "_count", "began")
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._count = 0
+        self.began = 0.0
+        """When the first of them began."""
 
     def __enter__(self) -> None:
         if not self._count:
             self._admission.busy += 1
+            self._admission.in_calls.add(self)
+            if not self.began:
+                self.began = self._admission.now()
         self._count += 1
 
     def __exit__(
@@ -200,5 +223,6 @@ class Calls:
         self._count -= 1
         if not self._count:
             self._admission.busy -= 1
+            self._admission.in_calls.discard(self)
             if self._admission.waiting:
                 self._admission.let_in()

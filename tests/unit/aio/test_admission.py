@@ -118,6 +118,27 @@ async def test_few_transactions_are_never_refused_however_long_they_take() -> No
     assert "refused" not in served.answers
 
 
+@pytest.mark.parametrize(("long", "rate"), [(70, 50), (200, 100), (1_000, 500)])
+async def test_nothing_is_refused_because_of_others_that_take_long_by_themselves(
+    long: int, rate: int
+) -> None:
+    """For instance long scans, or transactions that wait for a server that does not answer."""
+    served = Served()
+
+    async def take_long() -> None:
+        while True:
+            with Calls(served.admission):
+                await asyncio.sleep(60)
+            served.admission.note_end()
+
+    others = [asyncio.create_task(take_long()) for _ in range(long)]
+    await asyncio.sleep(DEADLINE_SECONDS)
+    await served.arrivals(rate, 20.0)
+    assert served.answers == {"in time": 20 * rate}
+    for task in others:
+        task.cancel()
+
+
 async def test_those_above_the_limit_wait_and_begin_in_order() -> None:
     served = Served(busy_max=100)
     patient = [served.run(60.0, number) for number in range(2 * RATE)]
@@ -150,15 +171,15 @@ async def test_a_burst_after_idleness_is_not_judged_by_the_rate_of_idleness(busy
 
 
 async def test_a_refusal_while_hardly_anything_ends_asks_for_no_pause_of_minutes() -> None:
-    served = Served()
-    filling = asyncio.create_task(served.arrivals(5 * RATE, 2.0))
-    await asyncio.sleep(1.0)
-    served.rate = 1
+    admission = Admission(1_024, now)
+    admission.busy = 1_000
+    for _ in range(200):
+        await asyncio.sleep(0.01)
+        admission.note_end()
     await asyncio.sleep(4.0)
-    with pytest.raises(Overloaded, match=r"transactions ahead; retry after 30 s$") as refused:
-        served.admission.require(now() + DEADLINE_SECONDS)
+    with pytest.raises(Overloaded, match=r"1,000 transactions ahead; retry after 30 s$") as refused:
+        admission.require(now() + DEADLINE_SECONDS)
     assert refused.value.retry_after_seconds == ASKED_SECONDS_MAX
-    filling.cancel()
 
 
 async def test_nothing_waits_beyond_its_deadline_if_nothing_ends() -> None:
