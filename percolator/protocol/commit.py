@@ -136,7 +136,7 @@ class State(Enum):
 
 
 class Sent(Enum):
-    """What the messages that commit, as far as they were sent, may still do."""
+    """Effect that messages that commit, as far as they were sent, may still have."""
 
     NOTHING = "none was sent, or none can be executed any more"
     LATE_COPY = "none was executed, but a copy may be, until a lock, commit or marker stops it"

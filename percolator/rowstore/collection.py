@@ -84,7 +84,7 @@ class Bounds:
     below: int
     """The safe point of snapshots of this table."""
     ended_below: int
-    """That of transactions, in all tables."""
+    """The safe point of transactions, in all tables."""
     awaited_from: int = 0
     """Deletions committed at or above it stay, because an observer may have to see them; 0: none
     have to wait."""

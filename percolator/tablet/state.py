@@ -619,7 +619,7 @@ class TabletState:
         self.identity = identity
         self.schema_version = schema_version
         self.lifetimes = lifetimes
-        """Who reads takes them once, together with its cursor. They are replaced together with the
+        """A read takes them once, together with its cursor. They are replaced together with the
         schema's version, and while nothing is being written (upkeep.py)."""
         self.storage = storage
         self.clock = clock

@@ -129,7 +129,7 @@ class CallerIdentity(NamedTuple):
     name: str = ""
     """The name of its token, if there is one."""
     machine: str = ""
-    """Of clients and administrators."""
+    """The machine of clients and administrators."""
     rights: Rights | None = None
     """None if its role is not restricted to some tables."""
 

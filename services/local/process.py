@@ -297,6 +297,6 @@ class ServiceProcess:
 
 
 def environment() -> dict[str, str]:
-    """That of the launcher; and the process finds the services that the launcher belongs to."""
+    """The launcher's environment, in which the process finds the same installation."""
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

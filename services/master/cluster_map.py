@@ -70,7 +70,7 @@ class TableLoad:
     run: int
     """Identifies the attempt: a timestamp of the oracle that nothing else has."""
     commit_timestamp: int = 0
-    """That of all that was loaded; 0 until the table is published."""
+    """The commit timestamp of all that was loaded; 0 until the table is published."""
 
 
 @dataclass(frozen=True)
