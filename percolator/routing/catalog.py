@@ -391,6 +391,8 @@ class Catalog:
         self._by_name: dict[str, TableInfo] = {}
         self._by_id: dict[int, TableSchema] = {}
         self._declaring = asyncio.Lock()
+        self._asking: dict[str, asyncio.Lock] = {}
+        """Held by the one call that asks about a table of this name."""
         self.on_codec_refused: Callable[[int], None] | None = None
         """Called, in any thread, with the id of a table of which a program declares another codec
         than is known here."""
@@ -409,9 +411,25 @@ class Catalog:
         known = self._by_name.get(name)
         if known is not None:
             return known
-        request = pb.DescribeTableRequest(name=name)
-        response = await self._masters.call(methods.DESCRIBE_TABLE, request, deadline)
-        return self._learn(response.table)
+        # One at a time: a program often begins with a thousand transactions at once.
+        asking = self._asking.setdefault(name, asyncio.Lock())
+        try:
+            async with asyncio.timeout(max(deadline - self._clock.monotonic_seconds(), 0.0)):
+                await asking.acquire()
+        except TimeoutError:
+            late = DeadlineExceeded(f"no master has described table {name!r} in time")
+            late.retry = Retry.SAFE
+            raise late from None
+        try:
+            known = self._by_name.get(name)
+            if known is not None:
+                return known
+            request = pb.DescribeTableRequest(name=name)
+            response = await self._masters.call(methods.DESCRIBE_TABLE, request, deadline)
+            return self._learn(response.table)
+        finally:
+            asking.release()
+            self._asking.pop(name, None)
 
     async def tables(self, deadline: float) -> list[TableInfo]:
         """All tables, by name."""

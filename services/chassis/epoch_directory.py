@@ -180,9 +180,8 @@ def _end(future: asyncio.Future[T], error: BaseException) -> None:
 class EpochDirectory:
     """The directory of one owner, which holds it until a later owner has sealed it.
 
-    Asked after the work and before its answer
-    leaves: then whatever was read or written came before anything that a later owner did. Inode and
-    device are compared, not just the name.
+    Asked after the work and before its answer leaves: then whatever was read or written came before
+    anything that a later owner did. Inode and device are compared, not just the name.
     """
 
     def __init__(

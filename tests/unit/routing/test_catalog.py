@@ -16,6 +16,7 @@ from percolator.errors import (
     NotReady,
     PercolatorError,
     PermissionDenied,
+    Retry,
     SchemaError,
     Unavailable,
 )
@@ -50,6 +51,8 @@ class SlowMaster:
         self.requests: list[object] = []
         self.lost = 0
         """So many answers get lost."""
+        self.missing = 0
+        """At the first so many calls, there is no such table yet."""
         self.error: ExecutionUnknown | None = None
         """What it answers instead."""
 
@@ -66,6 +69,8 @@ class SlowMaster:
                 raise DeadlineExceeded("no answer in time")
             if self.error is not None:
                 raise self.error
+            if self.calls <= self.missing:
+                raise SchemaError("there is no such table")
             return self.answer  # type: ignore[return-value]
 
         return call
@@ -89,6 +94,45 @@ async def test_a_table_that_takes_long_to_create_is_requested_once() -> None:
     deadline = clock.monotonic_seconds() + 10.0
     table = await catalog.create("large", [], pb.TableOptions(), exist_ok=False, deadline=deadline)
     assert (table.table_id, master.calls) == (7, 1)
+
+
+def _first_uses(
+    catalog: Catalog, clock: VirtualClock, *seconds: float
+) -> list[asyncio.Task[TableInfo]]:
+    """Each by a caller with so much time."""
+    now = clock.monotonic_seconds()
+    return [asyncio.create_task(catalog.table("t", now + one)) for one in seconds]
+
+
+async def test_a_master_is_asked_once_when_a_thousand_callers_begin_with_one_table() -> None:
+    master = SlowMaster(1.0, pb.DescribeTableResponse(table=pb.Table(table_id=7, name="t")))
+    clock = VirtualClock(asyncio.get_running_loop())
+    catalog = Catalog(
+        World(clock, master, random.Random(1)), ["m:1"], TabletMap(), SchemaVersions()
+    )
+    impatient, *others = _first_uses(catalog, clock, 0.5, *[10.0] * 1_000)
+    (second,) = _first_uses(catalog, clock, 0.2)
+    with pytest.raises(DeadlineExceeded, match="table 't'") as caught:
+        await second
+    assert caught.value.retry is Retry.SAFE
+    with pytest.raises(DeadlineExceeded):
+        await impatient
+    assert {table.table_id for table in await asyncio.gather(*others)} == {7}
+    assert master.calls == 2, "one of the impatient caller"
+
+
+async def test_each_caller_asks_again_for_a_table_that_did_not_exist_for_another_one() -> None:
+    master = SlowMaster(1.0, pb.DescribeTableResponse(table=pb.Table(table_id=7, name="t")))
+    master.missing = 1
+    clock = VirtualClock(asyncio.get_running_loop())
+    catalog = Catalog(
+        World(clock, master, random.Random(1)), ["m:1"], TabletMap(), SchemaVersions()
+    )
+    first, second, third = _first_uses(catalog, clock, 10.0, 10.0, 10.0)
+    with pytest.raises(SchemaError):
+        await first
+    assert (await second).table_id == (await third).table_id == 7
+    assert master.calls == 2
 
 
 class _Master:
