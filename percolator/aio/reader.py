@@ -256,6 +256,7 @@ class Reader:
         self.finished = True
         if self.start or self.is_admitted:
             self.engine.admission.note_end()
+        if self.start:
             self.engine.open_starts.discard(self)
 
     # ------------------------------------------------------------------ tables and cells
