@@ -34,7 +34,9 @@ from percolator.protocol.contention import (
     conflict_pause_seconds,
 )
 from percolator.protocol.environment import Environment
+from percolator.protocol.turns import TransactionTurns
 from percolator.protocol.write_set import Write
+from percolator.routing.cells import Turn
 from percolator.wire.backoff import Backoff, asked_pause_seconds, doubled_seconds
 
 R = TypeVar("R")
@@ -207,6 +209,8 @@ class Attempts:
         self._written = env.hot_cells.written_by(caller)
         self._read: list[CellAddress] = []
         """The cells that this attempt has read one by one."""
+        self.turns: TransactionTurns | None = None
+        """Its turns at cells where other clients write; most need none."""
         self._gave_way_at: CellAddress | None = None
         """The cell at whose read this attempt has ended, since another one held it."""
         self._outer = _outer.get()
@@ -237,12 +241,17 @@ class Attempts:
 
     async def _wait(self, error: PercolatorError) -> bool:
         loss, cell = Loss.reported_by(error), None
+        keeps_places = self.turns is not None and self.turns.run_again(error)
         if loss is not None:
             cell = loss.cell
         elif isinstance(error, ConflictError) and error.cell == self._gave_way_at:
             cell = error.cell
         self._gave_way_at = None
         self._read.clear()
+        if keeps_places:
+            if self._contender is not None:
+                self._contender.leave()
+            return self._env.now() < self._deadline
         if isinstance(error, Overloaded):
             self.end()
             return await self._wait_as_asked(error.retry_after_seconds)
@@ -255,7 +264,12 @@ class Attempts:
             contender.lost_at(each)
         if loss is not None and not self._env.knows_winner(loss):
             # It keeps what it holds meanwhile: the next in line would meet the same rivals.
-            await self._pause(self._after_losing_at(cell), self._deadline)
+            has_missed = self.turns is not None and self.turns.has_missed(cell)
+            if self._env.turns is None or has_missed:
+                await self._pause(self._after_losing_at(cell), self._deadline)
+            else:
+                self._env.rivals.note_turn(cell, self._caller, self._env.now())
+                self.made_turns().ask(cell)
         elif loss is not None and is_held:
             self.end()  # the next in line may fare better
             if not await self._back_off():
@@ -291,6 +305,8 @@ class Attempts:
         Otherwise, it holds the cell from now on if its function writes such cells."""
         env = self._env
         self._note_read(cell)
+        if self.lines_up:
+            return True
         if not self._writes(cell):
             return env.is_contended(cell)
         contender = self._made_contender()
@@ -340,7 +356,10 @@ class Attempts:
             self.end()
             return None
         if longest_seconds:
-            await self._pause(longest_seconds, deadline)
+            if self._env.turns is None:
+                await self._pause(longest_seconds, deadline)
+            else:
+                self.made_turns().ask(cell)
             return None  # others may have committed meanwhile
         return place.result()
 
@@ -353,7 +372,9 @@ class Attempts:
     def is_followed(self) -> bool:
         """True if another transaction could begin directly above this one's commit, which is about
         to be sent."""
-        return self._contender is not None and self._contender.is_followed
+        if self._contender is None or (self.turns is not None and self.turns.held):
+            return False  # its turn passes to another client
+        return self._contender.is_followed
 
     def committed(self, commit_ts: int, writes: Mapping[CellAddress, Write]) -> None:
         """As `end`. The next in line may begin directly above the commit."""
@@ -371,6 +392,8 @@ class Attempts:
         """Lets the next in line go: this transaction has committed, or was given up."""
         if self._contender is not None:
             self._contender.leave()
+        if self.turns is not None:
+            self.turns.end()
 
     async def ended(self) -> None:
         """As `end`, to be called from other threads."""
@@ -379,7 +402,24 @@ class Attempts:
     @property
     def in_line(self) -> bool:
         """True if it stands in line or its place was granted, so that `end` would let others go."""
+        if self.turns is not None and self.turns.held:
+            return True
         return self._contender is not None and self._contender.in_line
+
+    @property
+    def lines_up(self) -> bool:
+        """True if the next attempt waits for turns before it begins."""
+        return self.turns is not None and not self.turns.is_lined_up and not self._must_not_wait
+
+    def made_turns(self) -> TransactionTurns:
+        if self.turns is None:
+            self.turns = TransactionTurns(self._env)
+        return self.turns
+
+    def turn_came(self, cell: CellAddress, turn: Turn) -> None:
+        """Remembers a cell where others wait, so that the next transaction waits, too."""
+        if turn.contended:
+            self._env.rivals.note_turn(cell, self._caller, self._env.now())
 
     @property
     def _must_not_wait(self) -> bool:

@@ -241,6 +241,7 @@ class Engine:
             schemas=self.catalog,
             announcing=self.intents,
             rolls_forward=self._router if rows is None else None,
+            turns=self._router if rows is None else None,
             catalogue_epoch=lambda: self.timestamps.catalogue_epoch,
             named_schema_version=self._router.schema_versions.named,
             table_names=self.catalog.name_of,

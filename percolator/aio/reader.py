@@ -54,6 +54,7 @@ from percolator.protocol.read import (
     read_rows,
     scan_pages,
 )
+from percolator.protocol.turns import TransactionTurns
 from percolator.protocol.write_set import WriteSet
 from percolator.retries import Attempts
 from percolator.routing.catalog import TableInfo
@@ -117,6 +118,8 @@ class Reader:
     """It may begin, however many there are."""
     attempts: Attempts | None = None
     """The attempts of which its transaction is one."""
+    turns: TransactionTurns | None = None
+    """Its turns, if it is the only attempt."""
     _standing_in_line: asyncio.Future[None] | None = None
     """Done when the first read no longer stands in line."""
     known: KnownRows | None = None
@@ -182,6 +185,35 @@ class Reader:
             standing.set_result(None)
         return self.start or await self.begin(deadline)
 
+    async def _line_up(self, turns: TransactionTurns, deadline: float) -> int:
+        """Fetches the timestamp when its turns have come, if they do within half of the call's
+        time."""
+        standing = self._standing_in_line = asyncio.get_running_loop().create_future()
+        try:
+            self.statistics.round_trips += 1
+            came = await turns.line_up(_half_way(self.engine.now(), deadline))
+            if came is not None:
+                cell, turn = came
+                if self.attempts is not None:
+                    self.attempts.turn_came(cell, turn)
+                if turn.start and not self.start and self._starting is None:
+                    self.set_start(turn.start)
+                    self.require_older_tables()
+                    if turn.is_known:
+                        self.known = KnownRows(cell.table_id, {cell.row: {cell.column: turn.found}})
+        finally:
+            self._standing_in_line = None
+            standing.set_result(None)
+        return self.start or await self.begin(deadline)
+
+    def made_turns(self) -> TransactionTurns:
+        """Its turns, which all attempts at its transaction share."""
+        if self.attempts is not None:
+            return self.attempts.made_turns()
+        if self.turns is None:
+            self.turns = TransactionTurns(self.env)
+        return self.turns
+
     async def begin(self, deadline: float) -> int:
         """Fetches the timestamp. Never before the first use, so that all earlier commits show.
 
@@ -195,6 +227,10 @@ class Reader:
             await asyncio.wait((self._standing_in_line,), timeout=max(until - now, 0.0))
             if self.start:
                 return self.start
+        attempts = self.attempts
+        turns = None if attempts is None or self._starting is not None else attempts.turns
+        if turns is not None and attempts is not None and attempts.lines_up:
+            return await self._line_up(turns, deadline)
         if not self.is_admitted:
             await self.engine.admission.enter(deadline)
             self.is_admitted = True
@@ -375,6 +411,35 @@ class Reader:
         if found is None or found.value is None:
             return default
         return decoded_value(column, row, found.value)
+
+    async def get_in_turn(
+        self, row: object, column: Readable[Any], default: object, timeout: float | None
+    ) -> Any:  # noqa: ANN401 - the column's values
+        """As `get`, for a cell that is about to be written: waits until those that came before have
+        written it. Raises `ConflictError` if it was written above the snapshot."""
+        deadline = self.deadline(timeout)
+        address = self.known_address(row, column) or await self.address(row, column, deadline)
+        if self.late:
+            await self.late.settle(deadline)
+        if self.env.turns is not None and self._at_hand(address) is None:
+            turns = self.made_turns()
+            has_waited = False
+            if not self.start:
+                turns.ask(address)
+                if self._starting is None and self._standing_in_line is None:
+                    await self._line_up(turns, deadline)
+                    has_waited = True
+                else:
+                    await self.begin(deadline)
+            if not has_waited and address not in turns.held:
+                self.statistics.round_trips += 1
+                until = _half_way(self.engine.now(), deadline)
+                turn = await turns.at(address, self.start, until)
+                if turn is not None and turn.is_known and not self._expires(address):
+                    self.require_open()
+                    value = None if turn.found is None else turn.found.value
+                    return default if value is None else decoded_value(column, row, value)
+        return await self.get(row, column, default, max(deadline - self.engine.now(), 0.001))
 
     def _at_hand(self, address: CellAddress) -> FoundCell | None:
         """The cell, if no server has to be asked for it: the transaction has written it, or knows

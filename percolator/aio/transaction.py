@@ -46,7 +46,7 @@ from percolator.protocol.write_set import WriteSet, WriteSteps
 from percolator.retries import Attempts
 from percolator.routing.catalog import NO_OBSERVERS, TableInfo
 from percolator.routing.cells import FoundCell, KnownRows
-from percolator.schema import Column, Table, encoded_value
+from percolator.schema import Column, Readable, Table, encoded_value
 from percolator.timestamps import Timestamp
 
 K = TypeVar("K")
@@ -496,6 +496,61 @@ class Transaction(Reads):
         """For other parts of the library: programs do not need it, and it may change any time."""
         return TransactionInternals(self)
 
+    # ------------------------------------------------------------------ reads
+
+    @overload
+    async def get(
+        self,
+        row: K,
+        column: Readable[T, K],
+        *,
+        for_update: bool = False,
+        timeout: float | None = None,
+    ) -> T | None: ...
+    @overload
+    async def get(
+        self,
+        row: K,
+        column: Readable[T, K],
+        default: D,
+        *,
+        for_update: bool = False,
+        timeout: float | None = None,
+    ) -> T | D: ...
+    @must_be_awaited
+    def get(
+        self,
+        row: K,
+        column: Readable[T, K],
+        default: Any = None,
+        *,
+        for_update: bool = False,
+        timeout: float | None = None,
+    ) -> Coroutine[Any, Any, Any]:
+        """The value of one cell, or `default` if it has none.
+
+        With `for_update`, it takes the cell's lock when it commits, as `lock` does, and waits in a
+        queue until the transactions that came before have ended: first come, first served. If it
+        has read before, and the cell was written since, that is a conflict; `db.run` then runs it
+        again, with its place kept.
+
+        >>> await tx.get("bob", balance, default=0)
+        >>> await tx.get("total", visits, for_update=True)
+        """
+        if for_update is False:
+            return self._reader.get(row, column, default, timeout)
+        require_bool(for_update, "for_update")
+        return self._get_for_update(row, column, default, timeout)
+
+    async def _get_for_update(
+        self, row: object, column: Readable[Any], default: object, timeout: float | None
+    ) -> Any:  # noqa: ANN401 - the column's values
+        if not isinstance(column, Column):
+            raise UsageError(f"expected a Column, got {type(column).__name__}")
+        self._reader.require_open()
+        self._buffer.lock(row, column, shared=False)
+        return await self._reader.get_in_turn(row, column, default, timeout)
+
     # ------------------------------------------------------------------ writes
 
     @overload
@@ -750,6 +805,13 @@ class Transaction(Reads):
 
     def _end(self, outcome: Outcome) -> None:
         self.outcome = outcome
+        attempts = self._attempts
+        turns = self._reader.turns if attempts is None else attempts.turns
+        if turns is not None:
+            if outcome is Outcome.COMMITTED:
+                turns.committed(self._reader.start, self._buffer.cells.cells)
+            elif attempts is None:  # others keep their places
+                turns.end()
         self._reader.finish(_ENDINGS[outcome])
         self._reader.late = None
         self._forget_calls(self._engine.loop)

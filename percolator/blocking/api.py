@@ -333,6 +333,50 @@ class Transaction(Reads[aio.Transaction]):
         return self._asynchronous.serializable
 
     @overload
+    def get(
+        self,
+        row: K,
+        column: Readable[T, K],
+        *,
+        for_update: bool = False,
+        timeout: float | None = None,
+    ) -> T | None: ...
+    @overload
+    def get(
+        self,
+        row: K,
+        column: Readable[T, K],
+        default: D,
+        *,
+        for_update: bool = False,
+        timeout: float | None = None,
+    ) -> T | D: ...
+    def get(
+        self,
+        row: K,
+        column: Readable[T, K],
+        default: Any = None,
+        *,
+        for_update: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """The value of one cell, or `default` if it has none.
+
+        With `for_update`, it takes the cell's lock when it commits, as `lock` does, and waits in a
+        queue until the transactions that came before have ended: first come, first served. If it
+        has read before, and the cell was written since, that is a conflict; `db.run` then runs it
+        again, with its place kept.
+
+        >>> tx.get("bob", balance, default=0)
+        >>> tx.get("total", visits, for_update=True)
+        """
+        return self._call(
+            partial(
+                self._asynchronous.get, row, column, default, for_update=for_update, timeout=timeout
+            )
+        )
+
+    @overload
     def set(self, row: K, column: Mapping[Column[Any, K], Any]) -> None: ...
     @overload
     def set(self, row: K, column: Column[T, K], value: T) -> None: ...

@@ -103,6 +103,8 @@ HALF_LIFE_SECONDS = 2.0
 """The time in which half of a pause is forgotten."""
 PAUSE_SECONDS_MIN = 0.001
 """A shorter pause is none."""
+TURN_WEIGHT = 2**5
+"""After five half-lives, nothing is left of it."""
 REMEMBERED_CELLS_MAX = 1_024
 
 
@@ -150,6 +152,12 @@ class Rivals:
         contention.callers.add(caller)
         contention.seconds = max(contention.seconds_at(now), longest_seconds)
         contention.since = now
+
+    def note_turn(self, cell: CellAddress, caller: object, now: float) -> None:
+        """Notes that this caller waits for its turn at the cell: its transactions do so from their
+        first attempt on, until nothing was noted for ten seconds. That costs them nothing: the
+        message that waits also brings the timestamp and the cell."""
+        self.note_loss(cell, caller, TURN_WEIGHT * PAUSE_SECONDS_MIN, now)
 
     def longest_seconds(self, cell: CellAddress, caller: object, now: float) -> float:
         """The longest pause of a new transaction that reads the cell; 0.0 for none.

@@ -14,7 +14,7 @@ from percolator.errors import CellAddress, InvariantViolation, PercolatorError, 
 from percolator.limits import Limits
 from percolator.protocol.contention import HotCells, Loss, Rivals
 from percolator.routing.catalog import TableSchema
-from percolator.routing.cells import Answer, CellMutation, Cells, Mutations, RollsForward
+from percolator.routing.cells import Answer, CellMutation, Cells, Mutations, RollsForward, Turns
 from percolator.tasks import Tasks
 from percolator.wire.backoff import Backoff
 from percolator.wire.liveness import Liveness
@@ -263,6 +263,8 @@ class Environment:
     """Where this client's transactions have lost, and queue up."""
     rivals: Rivals = field(default_factory=Rivals)
     """Where they have lost to other clients, and pause."""
+    turns: Turns | None = None
+    """Where many transactions are about to write a cell, and do so in turn; None in a row store."""
     tally: Tally = field(default_factory=Tally)
     background: Tasks = field(default_factory=lambda: Tasks(_left_to_others))
     """Work that continues after its caller has its result: committing other cells, or rolling them

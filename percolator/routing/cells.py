@@ -442,6 +442,33 @@ class RollsForward(Protocol):
         done by those who meet the locks. Raises the error of a tablet that was not told."""
 
 
+class Turn(NamedTuple):
+    """The answer of a tablet at which a transaction has waited for its turn."""
+
+    in_turn: bool
+    contended: bool
+    """Others had to end their turns first, or wait now."""
+    start: int
+    """Where the transaction begins, if it has not begun before; 0 if it has to ask the oracle."""
+    found: FoundCell | None
+    """The cell at that timestamp; or as it is now, if the transaction has begun before."""
+    is_known: bool
+    """True if the cell was read, so that None says that it does not exist."""
+
+
+class Turns(Protocol):
+    """The queues of cells that many transactions are about to write."""
+
+    async def await_turn(
+        self, cell: CellAddress, place: int, start: int, wait_seconds: float, hold_seconds: float
+    ) -> Turn:
+        """Waits for a turn at the cell. `place`: a random number that the attempts at one
+        transaction share. `start`: its start timestamp; 0 if it has not begun."""
+
+    def end_turn(self, cell: CellAddress, place: int) -> None:
+        """Ends the turn in the background: the transaction has not written the cell."""
+
+
 class ChangeFeeds(Protocol):
     """The change feeds of all tables."""
 

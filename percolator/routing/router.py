@@ -19,6 +19,7 @@ from typing import Any
 
 from percolator.codecs.readable import quoted
 from percolator.errors import (
+    CellAddress,
     DeadlineExceeded,
     ExecutionUnknown,
     InvalidArgument,
@@ -51,6 +52,7 @@ from percolator.routing.cells import (
     RowRequest,
     RowResult,
     StoredChange,
+    Turn,
 )
 from percolator.routing.change_scan import ChangeLook, ChangeScan
 from percolator.routing.lanes import (
@@ -70,6 +72,7 @@ from percolator.routing.lanes import (
 from percolator.routing.range_scan import RangeScan, SentPage
 from percolator.routing.rolling_forward import RollForwardOrders
 from percolator.routing.together import MutationGroups
+from percolator.routing.turns import TurnCalls
 from percolator.tasks import Tasks
 from percolator.v1.tabletserver_pb2 import Mutation
 from percolator.wire.backoff import Backoff, asked_pause_seconds, pause_seconds
@@ -616,6 +619,7 @@ class Router:
             self._left,
         )
         self._placing = Placing(world, tablets, self._dispatchers, self._start)
+        self._turns = TurnCalls(world, tablets, self.schema_versions, limits)
         self._calls_sent = self._rows_sent = 0
         """Through dispatchers that are no longer kept."""
         self._open: list[PendingRequest | PendingCell | PendingCommit] = []
@@ -686,6 +690,14 @@ class Router:
     ) -> AsyncGenerator[SentPage, None]:
         """Like `scan`, at less cost: without an object for each cell."""
         return self._range_scan(request, timeout_seconds).sent_pages()
+
+    async def await_turn(
+        self, cell: CellAddress, place: int, start: int, wait_seconds: float, hold_seconds: float
+    ) -> Turn:
+        return await self._turns.await_turn(cell, place, start, wait_seconds, hold_seconds)
+
+    def end_turn(self, cell: CellAddress, place: int) -> None:
+        self._turns.end_turn(cell, place)
 
     async def look_for_changes(
         self, request: ChangesRequest, passing: Sequence[int], deadline: float
@@ -880,6 +892,7 @@ class Router:
         for dispatcher in self._dispatchers:
             await dispatcher.close()
         await self._tasks.cancel()
+        await self._turns.close()
         for pending in self._open:
             pending.last_problem = Unavailable("the client was closed")
             pending.expire()

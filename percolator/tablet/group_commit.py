@@ -198,6 +198,7 @@ class GroupCommit:
         touched = self._lines.end_batch()
         self._transactions.conclude(taken, result)
         if self._state.closed_because is not None:
+            self._state.turns.close()
             self._transactions.abandon(not_executed(self._state.closed_because))
             self._lines.clear()
         self._mutations.conclude(result)
@@ -678,6 +679,13 @@ class OneRoundTransactions:
             for commit_ts, transaction in commit_timestamps(holders, first):
                 if commit_ts > transaction.start:
                     transaction.commit_ts = commit_ts
+                    if transaction.too_late_to_follow:
+                        self._state.turns.set_aside(
+                            transaction.cells,
+                            transaction.start,
+                            commit_ts + transaction.set_aside,
+                            transaction.too_late_to_follow,
+                        )
                     in_time.append(transaction)
                 else:
                     early.append(transaction)
@@ -694,7 +702,11 @@ class OneRoundTransactions:
         if timestamps is None:
             raise NotExecuted("this server has no oracle")
         # A transaction that follows takes the timestamp after the commit of the one before it.
-        count = len(holders) + sum(one.is_followed for one in holders)
+        turns = self._state.turns
+        if turns.queues:
+            for one in holders:
+                one.too_late_to_follow = turns.followers(one.cells, one.start)
+        count = len(holders) + sum(one.set_aside for one in holders)
         return asyncio.ensure_future(timestamps(count))
 
     def _without_timestamps(
@@ -800,4 +812,4 @@ def commit_timestamps(
     """Hands out timestamps from the first on, and leaves out those that are set aside."""
     for transaction in holders:
         yield first, transaction
-        first += 1 + transaction.is_followed
+        first += 1 + transaction.set_aside

@@ -33,6 +33,7 @@ from percolator.formats.records import (
     LAST_CHANGE,
     LOCK_HEADER_BYTES,
     START_TIMESTAMP_BYTES,
+    WRITE_HEADER,
     WRITE_HEADER_BYTES,
     WRITE_KIND_OFFSET,
     timestamp_bytes,
@@ -717,6 +718,8 @@ class JudgedBatch:
         """For each cell with a lock-only commit, the newest change below it, if it is known."""
         self._newest_commit = 0
         self._newest_marker = 0
+        self._turns_decided: list[tuple[bytes, int]] = []
+        """Cells with queues, and the transactions that are committed or rolled back there."""
         self._cells_added = 0
         self._bytes_added = 0
         self._notes_read_locks = False
@@ -755,7 +758,11 @@ class JudgedBatch:
                         self.bytes += note_change(self.writes, cell, timestamp, value)
                     self._committed[cell] = max(timestamp, self._committed.get(cell, 0))
                     self._newest_commit = max(self._newest_commit, timestamp)
+                    if cell in self._state.turns.queues:
+                        self._turns_decided.append((cell, WRITE_HEADER.unpack_from(value)[0]))
                 elif space == ROLLBACK:
+                    if cell in self._state.turns.queues:
+                        self._turns_decided.append((cell, timestamp))
                     self._newest_marker = max(self._newest_marker, timestamp)
             else:
                 self._delete(change, cell + suffix)
@@ -811,6 +818,8 @@ class JudgedBatch:
         counters.mutation_rate.add(self.applied + self.refused)
         if self._notifications_put and state.watch is not None:
             state.watch.tell(state.identity.table_id, self._notifications_put)
+        for cell, start in self._turns_decided:
+            state.turns.decided(cell, start)
 
     def _lock_only(self, mutation: CheckedMutation, timestamp: int, record: bytes) -> bytes:
         """The record with the timestamp of the change below it, whatever the client has sent."""

@@ -543,6 +543,7 @@ class OneRoundTransaction:
         "read_locked",
         "refusal",
         "start",
+        "too_late_to_follow",
         "weak",
         "work",
         "writes",
@@ -568,8 +569,15 @@ class OneRoundTransaction:
         self.commit_ts = 0
         self.is_followed = False
         """The timestamp after its commit is set aside for another transaction of its client."""
+        self.too_late_to_follow = 0
+        """If not 0, another timestamp is set aside for one that waits for its turn (turns.py)."""
         self.refusal: pb.MutationResult | None = None
         """Why it is not committed, if it was judged and a condition failed."""
+
+    @property
+    def set_aside(self) -> int:
+        """How many timestamps after its commit are set aside."""
+        return self.is_followed + bool(self.too_late_to_follow)
 
     def mutations(self) -> list[CheckedMutation]:
         """Its mutations, once the commit timestamp is known."""

@@ -52,6 +52,7 @@ from percolator.tablet.cells import (
     split_component,
 )
 from percolator.tablet.notification_watch import NotificationWatch
+from percolator.tablet.turns import Turns
 from percolator.timestamps import SEQUENCE_BITS, Timestamp, expires_at, is_expired, oldest_unexpired
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
@@ -163,6 +164,8 @@ class TabletLimits:
 
     notifications_indexed_max: int = 100_000
     """Live notifications kept in memory; the rest are found by scanning the store."""
+    turns_waiting_max: int = 10_000
+    """Transactions that wait for their turn at cells; above it, `Overloaded`."""
     recent_writes_max: int = 16_384
     """Cells remembered in each generation of `RecentWrites`: about 6 MiB in total."""
 
@@ -626,6 +629,7 @@ class TabletState:
         self.limits = limits
         self.mirror = LockMirror()
         self.held_cells = HeldCells()
+        self.turns = Turns(limits.turns_waiting_max, limits.overload_retry_seconds)
         self.index = NotifyIndex(limits.notifications_indexed_max)
         self.recent = RecentWrites(limits.recent_writes_max)
         self.last_changes = LastChanges(limits.recent_writes_max)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Container, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -68,6 +68,7 @@ from percolator.tablet.state import (
     Ttls,
     UnheardTimestamp,
     closed,
+    too_long,
 )
 from percolator.tablet.upkeep import Upkeep, require_different_cells
 from percolator.tablet.visible_cells import (
@@ -775,6 +776,79 @@ class Tablet:
                 await state.require_ownership()
                 result.reads = len(asked)
                 return result
+
+    async def await_turn(
+        self, request: pb.AwaitTurnRequest, *, deadline_seconds: float
+    ) -> pb.AwaitTurnResponse:
+        """Waits for a turn at a cell, and reads the cell then: see turns.py. Raises what `read`
+        does, and `Overloaded`; a turn that has not come in time is no error."""
+        state = self._state
+        state.require_tablet(request.target)
+        if not request.place:
+            raise InvalidArgument("place", "missing")
+        cell = self._turns_cell(request.row, request.column)
+        turn = state.turns.join(
+            cell, request.place, request.start_timestamp, request.hold_milliseconds / 1000
+        )
+        try:
+            left = deadline_seconds - state.clock.monotonic_seconds()
+            async with asyncio.timeout(left):
+                # Not the future itself: a copy of this call may wait for it, too.
+                await asyncio.wait((turn.came,))
+            state.require_open()
+            if turn.came.cancelled():  # by `end_turn`
+                return pb.AwaitTurnResponse(contended=True)
+            start = request.start_timestamp or turn.take_start() or await self._new_start()
+            contended = state.turns.answered(cell, turn, start)
+        except TimeoutError:
+            state.turns.leave(cell, turn)
+            return pb.AwaitTurnResponse(contended=True)
+        except BaseException:
+            state.turns.leave(cell, turn)
+            raise
+        response = pb.AwaitTurnResponse(in_turn=True, contended=contended)
+        if not request.start_timestamp:
+            response.start_timestamp = start
+        if start and request.target.schema_version == state.schema_version:
+            read = pb.RowRead(
+                row=request.row,
+                columns=(request.column,),
+                timestamp=NEWEST if request.start_timestamp else start,
+                report_deletes=True,
+            )
+            with suppress(PercolatorError):  # the transaction reads the cell, and is told
+                batch = pb.ReadBatch(target=request.target, reads=(read,))
+                response.found.CopyFrom(await self.read(batch))
+        return response
+
+    async def _new_start(self) -> int:
+        """A start timestamp from the oracle; 0 if it gives none."""
+        state = self._state
+        if state.timestamps is None:
+            return 0
+        try:
+            start = await state.timestamps(1)
+        except PercolatorError:  # the client asks it, and is told
+            return 0
+        state.guard.heard(start)
+        return start
+
+    def end_turn(self, request: pb.EndTurnRequest) -> pb.EndTurnResponse:
+        """Ends a turn, or gives up a place. Raises `TabletMoved` and `InvalidArgument`."""
+        self._state.require_tablet(request.target)
+        self._state.turns.end(self._turns_cell(request.row, request.column), request.place)
+        return pb.EndTurnResponse()
+
+    def _turns_cell(self, row: bytes, column: bytes) -> bytes:
+        """The cell of a queue: one of this tablet, with a row and a column that it would store."""
+        identity, limits = self._state.identity, self._state.limits
+        if row < identity.start or (identity.end and row >= identity.end):
+            raise InvalidArgument("row", "not in this tablet")
+        if len(row) > limits.row_bytes_max:
+            raise InvalidArgument("row", too_long(row, limits.row_bytes_max))
+        if len(column) > limits.column_bytes_max:
+            raise InvalidArgument("column", too_long(column, limits.column_bytes_max))
+        return component(row) + self._columns[column]
 
     async def scan(self, request: pb.ScanRequest) -> AsyncGenerator[pb.ScanResponse, None]:
         """Pages; raises like `read`, and `SnapshotTooOld`, possibly after some pages."""

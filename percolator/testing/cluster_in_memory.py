@@ -423,6 +423,13 @@ class ClusterInMemory(TablesInMemory):
             response.batches.append(result)
         return response
 
+    async def await_turn(self, request: pb.AwaitTurnRequest) -> pb.AwaitTurnResponse:
+        deadline = self._clock.monotonic_seconds() + request.wait_milliseconds / 1000
+        return await self._serving(request.target).await_turn(request, deadline_seconds=deadline)
+
+    async def end_turn(self, request: pb.EndTurnRequest) -> pb.EndTurnResponse:
+        return self._serving(request.target).end_turn(request)
+
     async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanResponse]:
         async for page in self._serving(request.target).scan(request):
             yield page

@@ -49,12 +49,16 @@ class FoundRow(_message.Message):
     def __init__(self, row: _Optional[bytes] = ..., cells: _Optional[_Iterable[_Union[FoundCell, _Mapping]]] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("start_timestamp", "rows")
+    __slots__ = ("start_timestamp", "rows", "for_update", "first_start_timestamp")
     START_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    FOR_UPDATE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_START_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     start_timestamp: int
     rows: _containers.RepeatedCompositeFieldContainer[RowQuery]
-    def __init__(self, start_timestamp: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowQuery, _Mapping]]] = ...) -> None: ...
+    for_update: bool
+    first_start_timestamp: int
+    def __init__(self, start_timestamp: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowQuery, _Mapping]]] = ..., for_update: bool = ..., first_start_timestamp: _Optional[int] = ...) -> None: ...
 
 class GetResponse(_message.Message):
     __slots__ = ("rows",)

@@ -383,6 +383,52 @@ class ReadResponse(_message.Message):
     batches: _containers.RepeatedCompositeFieldContainer[ReadBatchResult]
     def __init__(self, batches: _Optional[_Iterable[_Union[ReadBatchResult, _Mapping]]] = ...) -> None: ...
 
+class AwaitTurnRequest(_message.Message):
+    __slots__ = ("target", "row", "column", "place", "start_timestamp", "wait_milliseconds", "hold_milliseconds")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    START_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    HOLD_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    target: TabletTarget
+    row: bytes
+    column: bytes
+    place: int
+    start_timestamp: int
+    wait_milliseconds: int
+    hold_milliseconds: int
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., row: _Optional[bytes] = ..., column: _Optional[bytes] = ..., place: _Optional[int] = ..., start_timestamp: _Optional[int] = ..., wait_milliseconds: _Optional[int] = ..., hold_milliseconds: _Optional[int] = ...) -> None: ...
+
+class AwaitTurnResponse(_message.Message):
+    __slots__ = ("in_turn", "contended", "start_timestamp", "found")
+    IN_TURN_FIELD_NUMBER: _ClassVar[int]
+    CONTENDED_FIELD_NUMBER: _ClassVar[int]
+    START_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    in_turn: bool
+    contended: bool
+    start_timestamp: int
+    found: ReadBatchResult
+    def __init__(self, in_turn: bool = ..., contended: bool = ..., start_timestamp: _Optional[int] = ..., found: _Optional[_Union[ReadBatchResult, _Mapping]] = ...) -> None: ...
+
+class EndTurnRequest(_message.Message):
+    __slots__ = ("target", "row", "column", "place")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    target: TabletTarget
+    row: bytes
+    column: bytes
+    place: int
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., row: _Optional[bytes] = ..., column: _Optional[bytes] = ..., place: _Optional[int] = ...) -> None: ...
+
+class EndTurnResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ScanRequest(_message.Message):
     __slots__ = ("target", "range", "columns", "all_columns", "timestamp", "passing", "reverse", "row_limit", "page_rows_max", "page_bytes_max", "report_deletes", "column_prefixes", "joined", "filter", "count")
     TARGET_FIELD_NUMBER: _ClassVar[int]

@@ -78,6 +78,8 @@ FRAMED = frozenset(
     for method in (
         methods.GET_TIMESTAMPS,
         methods.READ,
+        methods.AWAIT_TURN,
+        methods.END_TURN,
         methods.SCAN,
         methods.MUTATE,
         methods.COMMIT_TRANSACTIONS,
@@ -262,10 +264,11 @@ class FrameConnection(asyncio.Protocol):
     # --------------------------------------------------------------------------- calls
 
     def takes(self, path: str) -> bool:
-        """True if a call of this method may be sent now."""
+        """True if a call of this method may be sent now. Those that wait long leave half of the
+        calls to others."""
         return (
             path in self._methods
-            and len(self._waiting) < self._calls_max
+            and len(self._waiting) < self._calls_max >> (path == methods.AWAIT_TURN.path)
             and not self._paused
             and not self._retiring
             and self._transport is not None

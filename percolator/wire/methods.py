@@ -104,6 +104,16 @@ ROLL_FORWARD = UnaryMethod(
 READ = UnaryMethod(
     "/percolator.v1.TabletServerService/Read", tablets.ReadRequest, tablets.ReadResponse
 )
+AWAIT_TURN = UnaryMethod(
+    "/percolator.v1.TabletServerService/AwaitTurn",
+    tablets.AwaitTurnRequest,
+    tablets.AwaitTurnResponse,
+)
+END_TURN = UnaryMethod(
+    "/percolator.v1.TabletServerService/EndTurn",
+    tablets.EndTurnRequest,
+    tablets.EndTurnResponse,
+)
 SHORT_SCAN_ROWS_MAX = 512
 
 
@@ -328,6 +338,8 @@ READING = frozenset(
         DESCRIBE,
         OFFER_FRAMES,
         READ,
+        AWAIT_TURN,
+        END_TURN,
         SCAN,
         SCAN_CELLS,
         SCAN_NOTIFICATIONS,

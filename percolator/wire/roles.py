@@ -39,6 +39,8 @@ _CALLERS = {
         methods.MUTATE_TOGETHER,
         methods.ROLL_FORWARD,
         methods.READ,
+        methods.AWAIT_TURN,
+        methods.END_TURN,
         methods.SCAN,
         methods.SCAN_CHANGES,
         methods.LOOK_FOR_CHANGES,

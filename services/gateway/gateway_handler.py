@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 
 from percolator.aio.engine import Engine
 from percolator.errors import (
+    CellAddress,
     ConflictError,
     DeadlineExceeded,
     InvalidArgument,
@@ -18,6 +19,7 @@ from percolator.errors import (
 from percolator.protocol.change_reader import IDLE_SECONDS, ChangeReader
 from percolator.protocol.environment import ROLLED_BACK, Statistics
 from percolator.protocol.read import count_rows, only_columns, read_rows, scan_pages
+from percolator.protocol.turns import TransactionTurns
 from percolator.routing.cells import FoundCell, RowRequest, StoredChange
 from percolator.services.chassis.rpc import caller_identity, remaining_seconds
 from percolator.services.gateway.commits import Commits, Requests
@@ -78,6 +80,8 @@ class GatewayHandler:
                 column_prefixes=query.column_prefixes,
             )
             reads.append(RowRequest(table_id, read))
+        if request.for_update:
+            await self._await_turn(request, reads, deadline)
         env, cleanup = self._engine.env, self._engine.cleanup
         with _locks_only_delay(), _named_as_asked():
             answers = await read_rows(
@@ -96,6 +100,24 @@ class GatewayHandler:
                 f"{self._answer_bytes_max}: ask for fewer rows at once",
             )
         return response
+
+    async def _await_turn(
+        self, request: pb.GetRequest, reads: Sequence[RowRequest], deadline: float
+    ) -> None:
+        """Waits for a turn at the one cell that is read, for half of the time at most. It ends with
+        the commit, whichever gateway that is sent to, or by itself."""
+        start, first = request.start_timestamp, request.first_start_timestamp
+        if first > start:
+            raise InvalidArgument(
+                "first_start_timestamp", f"{first} is above start_timestamp, which is {start}"
+            )
+        if len(reads) != 1 or len(reads[0].read.columns) != 1 or reads[0].read.column_prefixes:
+            raise InvalidArgument("rows", "expected one row with one column, with for_update")
+        table_id, read = reads[0]
+        now = self._engine.now()
+        turns = TransactionTurns(self._engine.env, first or start)
+        cell = CellAddress(table_id, read.row, read.columns[0])
+        await turns.at(cell, start, now + (deadline - now) / 2)
 
     async def scan_table(self, request: pb.ScanTableRequest) -> AsyncIterator[pb.ScanTableResponse]:
         caller_identity().require_read(request.table, request.range.start, request.range.end)

@@ -725,6 +725,15 @@ class TabletServerHandler:
         self._note_slow("Read", started, batches)
         return pb.ReadResponse(batches=results)
 
+    async def await_turn(self, request: pb.AwaitTurnRequest) -> pb.AwaitTurnResponse:
+        started = self._now()
+        deadline = min(self._deadline(started), started + request.wait_milliseconds / 1000)
+        tablet = await self._tablets.serving(request.target)
+        return await tablet.await_turn(request, deadline_seconds=deadline)
+
+    async def end_turn(self, request: pb.EndTurnRequest) -> pb.EndTurnResponse:
+        return (await self._tablets.serving(request.target)).end_turn(request)
+
     def scan(self, request: pb.ScanRequest) -> AsyncGenerator[pb.ScanResponse, None]:
         return self._pages(request, Tablet.scan, pb.ScanResponse)
 

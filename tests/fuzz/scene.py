@@ -435,6 +435,8 @@ _ANYBODY = frozenset(
     f"/percolator.v1.{one}"
     for one in (
         "TabletServerService/Read",
+        "TabletServerService/AwaitTurn",
+        "TabletServerService/EndTurn",
         "TabletServerService/Scan",
         "TabletServerService/ScanCells",
         "TabletServerService/ScanNotifications",

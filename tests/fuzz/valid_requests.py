@@ -177,6 +177,28 @@ def _scan_changes(scene: Scene, chance: Random) -> Message:
     )
 
 
+def _await_turn(scene: Scene, chance: Random) -> Message:
+    target = scene.table.target(chance)
+    return tablets.AwaitTurnRequest(
+        target=target,
+        row=_rows(target, scene, chance),
+        column=COLUMN,
+        place=1 + chance.getrandbits(4),
+        wait_milliseconds=chance.randrange(50),
+        hold_milliseconds=100,
+    )
+
+
+def _end_turn(scene: Scene, chance: Random) -> Message:
+    target = scene.table.target(chance)
+    return tablets.EndTurnRequest(
+        target=target,
+        row=_rows(target, scene, chance),
+        column=COLUMN,
+        place=1 + chance.getrandbits(4),
+    )
+
+
 def _look_for_changes(scene: Scene, chance: Random) -> Message:
     after, until = scene.timestamp(), scene.timestamp()
     look = tablets.ChangesLook(target=scene.table.target(chance), after=after, until=until)
@@ -367,6 +389,8 @@ VALID: dict[str, Make] = {
     f"{_V1}TabletServerService/MutateTogether": _mutate_together,
     f"{_V1}TabletServerService/RollForward": _roll_forward,
     f"{_V1}TabletServerService/Read": _read,
+    f"{_V1}TabletServerService/AwaitTurn": _await_turn,
+    f"{_V1}TabletServerService/EndTurn": _end_turn,
     f"{_V1}TabletServerService/Scan": _scan,
     f"{_V1}TabletServerService/ScanCells": _scan_cells,
     f"{_V1}TabletServerService/ScanNotifications": _scan_notifications,

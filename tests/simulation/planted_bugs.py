@@ -333,6 +333,10 @@ BUGS = (
         for plant in protocol_bugs.HOLDING_BUGS
     ),
     *(
+        Bug(plant, kinds, workload="queues", one_round_share=0.8, is_quickly_caught=quickly)
+        for plant, kinds, quickly in protocol_bugs.TURN_BUGS
+    ),
+    *(
         Bug(plant, workload="registers", one_round_share=share, is_quickly_caught=True)
         for plant, share in protocol_bugs.FAMILY_BUGS
     ),

@@ -22,6 +22,7 @@ from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit, Sent, State
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.contention import Contender, Handover, HotCells
+from percolator.protocol.turns import TransactionTurns
 from percolator.protocol.write_set import Write, WriteSet, WriteSteps
 from percolator.retries import Attempts
 from percolator.routing import lanes
@@ -34,6 +35,7 @@ from percolator.routing.cells import (
     Refused,
     RowRequest,
     RowResult,
+    Turn,
 )
 from percolator.routing.lanes import CellAnswer, PendingCommit, PendingRow, Problem, Queued
 from percolator.routing.router import Router
@@ -62,6 +64,7 @@ from percolator.tablet.requests import (
 )
 from percolator.tablet.scans import ScanPage, join_cells
 from percolator.tablet.state import TabletState
+from percolator.tablet.turns import Queue, Turns
 from percolator.tablet.visible_cells import (
     ChosenColumns,
     LockReader,
@@ -922,6 +925,59 @@ def one_that_holds_cells_waits_for_another(patch: Patch) -> None:
 
 
 HOLDING_BUGS = (ended_transactions_hold_their_cells, one_that_holds_cells_waits_for_another)
+
+
+# Bugs of turns at cells (percolator/tablet/turns.py, percolator/protocol/turns.py).
+
+
+def a_changed_cell_is_no_reason_to_begin_again(patch: Patch) -> None:
+    """The transaction reads one cell as it is now, and others at its snapshot."""
+    correct = TransactionTurns.at
+
+    @in_place_of(patch, TransactionTurns, "at")
+    async def wrong(
+        self: TransactionTurns, cell: CellAddress, start: int, deadline: float
+    ) -> Turn | None:
+        turn = await self._await(cell, start, deadline - self._env.now())
+        return turn or await correct(self, cell, start, deadline)
+
+
+def turns_of_dead_clients_do_not_end(patch: Patch) -> None:
+    """Others wait for them until their own time is over."""
+    correct = Turns._begin
+
+    @in_place_of(patch, Turns, "_begin")
+    def wrong(self: Turns, cell: bytes, queue: Queue, start: int) -> None:
+        correct(self, cell, queue, start)
+        if queue.timer is not None:
+            queue.timer.cancel()
+
+
+def a_late_comer_begins_above_the_commit_before_its_turn(patch: Patch) -> None:
+    """Its snapshot lacks what was committed before its first read, but after that timestamp."""
+
+    @in_place_of(patch, Turns, "followers")
+    def wrong(self: Turns, cells: Iterable[bytes], start: int) -> int:
+        held = [self.queues[cell] for cell in cells if cell in self.queues]
+        return TIMESTAMP_MAX if any(one.turn.start == start for one in held) else 0
+
+    @in_place_of(patch, Turns, "set_aside")
+    def whoever_waits(
+        self: Turns, cells: Iterable[bytes], start: int, timestamp: int, too_late: int
+    ) -> None:
+        for cell in cells:
+            queue = self.queues.get(cell)
+            if queue is not None and queue.turn.start == start:
+                queue.set_aside = (start, timestamp, too_late)
+                return
+
+
+TURN_BUGS = (
+    (a_changed_cell_is_no_reason_to_begin_again, (), True),
+    (turns_of_dead_clients_do_not_end, (Kind.CLIENT_STEP,), True),
+    (a_late_comer_begins_above_the_commit_before_its_turn, (Kind.SLOW_DISK,), True),
+)
+"""Each with the disruptions that reveal it, and whether it is caught in seconds."""
 
 
 # Bugs of read locks: one for each way to lose an exclusion.

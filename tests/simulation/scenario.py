@@ -25,6 +25,8 @@ _BURST_SECONDS = 1.0
 _TIMES_IN_A_CROWD = 4
 """A crowd runs this many times the transactions, at hardly a higher cost."""
 _WITH_OBSERVERS = {"chains", "newcomers", "recipes"}
+_QUEUES_SHARE = 0.5
+"""Of the seeds that draw "counters", so many run "queues"."""
 _NEWCOMERS_SHARE = 0.4
 """The share of the seeds that drew `chains` and run `newcomers`: both are about observers."""
 _ON_DUTY_SHARE = 0.4
@@ -173,6 +175,8 @@ def scenario_of(
         drawn = "newcomers"
     if drawn == "hubs" and Random(f"on duty {seed}").random() < _ON_DUTY_SHARE:
         drawn = "on duty"
+    if drawn == "counters" and Random(f"queues {seed}").random() < _QUEUES_SHARE:
+        drawn = "queues"
     master = chance.random() < _MASTER_SHARE
     disruptions = sorted(
         (_any_disruption(chance) for _ in range(chance.randint(0, _DISRUPTIONS_MAX))),

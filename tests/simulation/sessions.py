@@ -105,10 +105,14 @@ class RecordedTx:
         for address in locked if len(locked) < len(cells) else ():
             self._recorded.read_lock((tables[address.table_id], address.row, address.column))
 
-    async def get(self, row: bytes, column: Column[bytes]) -> bytes | None:
-        value = await self._transaction.get(row, column)
+    async def get(
+        self, row: bytes, column: Column[bytes], *, for_update: bool = False
+    ) -> bytes | None:
+        value = await self._transaction.get(row, column, for_update=for_update)
         self.note_start()
         self._recorded.read(_raw_key(row, column), value)
+        if for_update:
+            self._recorded.lock(_raw_key(row, column))
         return value
 
     async def get_many(
@@ -392,9 +396,10 @@ class RecordedRun(ObserverTransaction):
         column: Readable[Any],
         default: Any = None,
         *,
+        for_update: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        value = await super().get(row, column, timeout=timeout)
+        value = await super().get(row, column, for_update=for_update, timeout=timeout)
         self._recorded.read(_key(row, column), value)
         return default if value is None else value
 

@@ -30,6 +30,7 @@ from tests.simulation.workloads.transactions import (
     LongFork,
     OnDuty,
     Predicates,
+    Queues,
     Registers,
     Sequential,
     Sets,
@@ -98,6 +99,7 @@ UNDRAWN: dict[str, MakeWorkload] = {
     "recreations": Recreations,
     "newcomers": Newcomers,
     "on duty": OnDuty,
+    "queues": Queues,
 }
 """Workloads that are not drawn by themselves, as they are part of others, or are run by some of the
 seeds that draw another one. Bugs are planted in them."""

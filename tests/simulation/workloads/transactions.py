@@ -431,6 +431,81 @@ class Counters(Workload):
                 yield f"{row!r} is {found} after {expected[row]} committed increments"
 
 
+# Few pairs of cells that all sessions are about to write, and read for update.
+#
+# Both cells of a pair always have the same value; they are in different tablets. Some transactions
+# have begun before they ask for their turn, some take their turns in the other order, and some
+# write nothing. At the end, the turns of clients that were killed must not hold up others.
+
+_TURNS = [b"turns 0", b"turns 1"]
+_MIRRORED = b"mirrored "
+_BEGINS_BEFORE_SHARE = 0.5
+_ONLY_READS_SHARE = 0.2
+_REST_SECONDS = 3.0
+
+
+class Queues(Workload):
+    """A transaction in its turn reads one snapshot, and every committed increment counts once."""
+
+    locks = True
+    leaves_behind = True
+
+    def __init__(self) -> None:
+        self.cells = Cells("queues", (b"t",))
+        self._value = self.cells.column()
+
+    async def step(self, session: Session) -> None:
+        chance = session.random
+        row = chance.choice(_TURNS)
+        run = chance.choice((session.run, session.run_again, session.run_again))
+        await run(self._counting(session, row))
+
+    async def rest(self, session: Session) -> None:
+        now = asyncio.get_running_loop().time
+        for row in _TURNS:
+            began = now()
+            committed = await session.run_again(self._counting(session, row))
+            if not committed or now() - began > _REST_SECONDS:
+                session.broken(f"a commit in turn took {now() - began:.2f} s: {committed}")
+
+    def _counting(self, session: Session, row: bytes) -> Body:
+        chance = session.random
+        begins_before = chance.random() < _BEGINS_BEFORE_SHARE
+        only_reads = chance.random() < _ONLY_READS_SHARE
+        looks = chance.random() < _LOOKS_SHARE
+        first, second = chance.sample((row, _MIRRORED + row), 2)
+        other = _TURNS[row == _TURNS[0]]
+
+        async def body(tx: RecordedTx) -> None:
+            found = {}
+            for one in (second, first) if begins_before else (first, second):
+                in_turn = one == first or not begins_before
+                found[one] = await tx.get(one, self._value, for_update=in_turn)
+            if found[first] != found[second]:
+                session.broken(f"a pair was found torn: {found}")
+            if looks:
+                await tx.get(other, self._value)
+            if not only_reads:
+                for one in found:
+                    await tx.set(one, self._value, b"%d" % (int(found[first] or b"0") + 1))
+
+        return body
+
+    def check(self, ending: Ending) -> Iterable[str]:
+        expected = Counter(
+            operation.key[1]
+            for record in ending.committed()
+            for operation in record.operations
+            if isinstance(operation, Put) and operation.key[0] == self.cells.name
+        )
+        rows = ending.tables[self.cells.name]
+        for row in _TURNS:
+            for one in (row, _MIRRORED + row):
+                found = int(rows.get(one, {}).get(b"v", b"0"))
+                if found != expected[one]:
+                    yield f"{one!r} is {found} after {expected[one]} committed increments"
+
+
 # A crowd: a hundred sessions in each client, most of which use their own pairs of rows.
 #
 # Only here do many transactions share calls, commits and disk writes, so that a torn batch, a

@@ -848,3 +848,49 @@ async def test_every_caller_is_told_the_same_outcome_and_no_money_is_made_or_los
         assert total == OPENING_BALANCE * len(ACCOUNTS), f"seed {seed}"
         occurred += bank.occurred
     assert set(occurred) == FAULTS, "a fault never occurred"
+
+
+# Reads for update through gateways: in turn, whichever gateway commits.
+
+
+async def _get_for_update(
+    gateway: Gateway, start: int, *, first_start: int = 0, rows: int = 1
+) -> list[bytes]:
+    request = pb.GetRequest(start_timestamp=start, for_update=True)
+    request.first_start_timestamp = first_start
+    for _ in range(rows):
+        request.rows.add(table=TABLE, row=b"a", columns=[COLUMN])
+    answer = await gateway.handler.get(request)
+    return [cell.value for row in answer.rows for cell in row.cells]
+
+
+async def test_callers_of_gateways_that_read_for_update_go_in_turn(
+    one: Gateway, other: Gateway
+) -> None:
+    conflicts = 0
+
+    async def add(gateway: Gateway, committing: Gateway) -> None:
+        nonlocal conflicts
+        first = start = await gateway.begin()
+        while True:
+            try:
+                found = await _get_for_update(gateway, start, first_start=first)
+            except ConflictError:
+                conflicts += 1
+                start = await gateway.begin()
+                continue
+            number = int(found[0]) if found else 0
+            await committing.commit(start, [write(b"a", b"%d" % (number + 1))])
+            return
+
+    await asyncio.gather(*(add(one, other) for _ in range(5)))
+    assert await one.read(b"a") == [b"5"]
+    assert conflicts == 4  # all but the first had begun before their turn came
+
+
+async def test_bad_reads_for_update_are_refused(one: Gateway) -> None:
+    start = await one.begin()
+    with pytest.raises(InvalidArgument, match="expected one row with one column"):
+        await _get_for_update(one, start, rows=2)
+    with pytest.raises(InvalidArgument, match=r"first_start_timestamp: .* is above"):
+        await _get_for_update(one, start, first_start=start + 1)

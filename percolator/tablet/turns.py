@@ -1,0 +1,220 @@
+"""The queues of a tablet's cells: transactions that are about to write one cell do it in turn.
+
+Without a queue, transactions that read a cell and then write it collide, and all but one of them
+have to begin again. In a queue each begins when the one before it has committed. It is advice, in
+memory: the judge decides what may be committed, in turn or not. So a place that is lost, because
+the tablet moves or a turn takes too long, costs a conflict and nothing else.
+
+Rules, each with the failure that it prevents:
+- A turn lasts for a limited time. Its transaction may never end it: its client is dead, or it waits
+  for another cell, whose turn belongs to one that waits for this cell.
+- A turn ends with the commit record of its transaction, or its rollback marker, and not with a
+  message of its client: the next one would begin a round trip later. What has neither, such as a
+  transaction that has only read, is ended by such a message.
+- A transaction that has yet to begin may begin directly above the commit that ends the turn before
+  its own. That timestamp was fetched together with the commit's, so nobody else has it. It is only
+  given to one that had called when it was asked for: the snapshot of another one would lack what
+  was committed before its first read.
+- It is given once. The next attempt of the same transaction would lose where the one before it has
+  lost, and be taken for it.
+- Whoever asks again for a place that it has keeps it: an attempt that has to begin anew would wait
+  behind all others, and messages may come twice.
+- One that no longer asks leaves the queue: nobody would begin when its turn comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from percolator.errors import Overloaded
+
+HOLD_SECONDS_MIN = 0.1
+HOLD_SECONDS_MAX = 16.0
+
+
+class Place:
+    """One transaction's place in the queue of a cell, and then its turn."""
+
+    __slots__ = (
+        "_set_aside",
+        "asking",
+        "came",
+        "contended",
+        "hold_seconds",
+        "number",
+        "place",
+        "start",
+    )
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.number = 0
+        """When it was asked for last, in the order of all such calls of the tablet."""
+        self.start = 0
+        """Its start timestamp; 0 until that is known."""
+        self.hold_seconds = HOLD_SECONDS_MIN
+        self.asking = 0
+        """How many calls wait for it: copies of one message."""
+        self.contended = False
+        """It had to wait."""
+        self._set_aside = 0
+        self.came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the turn has come."""
+
+    def begin(self, set_aside: int) -> None:
+        """The turn has come. `set_aside`: a start timestamp for it, or 0."""
+        self._set_aside = set_aside
+        self.start = self.start or set_aside
+        self.came.set_result(None)
+
+    def take_start(self) -> int:
+        """The timestamp that was set aside for it, the first time; then 0, since an attempt
+        begins where no other one has. Raises if it was given up."""
+        self.came.result()
+        start, self._set_aside = self._set_aside, 0
+        return start
+
+
+class Queue:
+    """The transactions at one cell: whose turn it is, and who waits."""
+
+    __slots__ = ("set_aside", "timer", "turn", "waiting")
+
+    def __init__(self, turn: Place) -> None:
+        self.turn = turn
+        self.waiting: OrderedDict[int, Place] = OrderedDict()
+        """By place, in the order in which they came."""
+        self.timer: asyncio.TimerHandle | None = None
+        self.set_aside = (0, 0, 0)
+        """The start timestamp of the transaction whose turn it is, when a timestamp was set aside
+        together with its commit's; that timestamp; the number of the first call that came too
+        late."""
+
+
+class Turns:
+    """The queues of one tablet."""
+
+    def __init__(self, waiting_max: int, retry_seconds: float) -> None:
+        self._waiting_max = waiting_max
+        self._retry_seconds = retry_seconds
+        self.queues: dict[bytes, Queue] = {}
+        """By cell. Empty nearly always: public for a look on the hottest paths."""
+        self.waiting = 0
+        """The number of transactions that wait for their turn."""
+        self._numbers = 0
+
+    def join(self, cell: bytes, place: int, start: int, hold_seconds: float) -> Place:
+        """The turn that belongs to this place, or will. Call `leave` if it is not awaited to the
+        end. Raises `Overloaded`."""
+        queue = self.queues.get(cell)
+        turn = None if queue is None else _of_place(queue, place)
+        if turn is None:
+            if queue is not None and self.waiting >= self._waiting_max:
+                raise Overloaded(
+                    f"{self.waiting} transactions wait for their turn at cells of this tablet",
+                    retry_after_seconds=self._retry_seconds,
+                )
+            turn = Place(place)
+            if queue is not None:
+                queue.waiting[place] = turn
+                self.waiting += 1
+                turn.contended = True
+        turn.number = self._numbers
+        self._numbers += 1
+        turn.start = start
+        turn.hold_seconds = min(max(hold_seconds, HOLD_SECONDS_MIN), HOLD_SECONDS_MAX)
+        turn.asking += 1
+        if queue is None:
+            self.queues[cell] = queue = Queue(turn)
+            self._begin(cell, queue, 0)
+        return turn
+
+    def leave(self, cell: bytes, turn: Place) -> None:
+        """Nobody asks for this turn any more, whether it has come or not."""
+        turn.asking -= 1
+        if not turn.asking:
+            self.end(cell, turn.place)
+
+    def answered(self, cell: bytes, turn: Place, start: int) -> bool:
+        """The turn has come, and the transaction begins at this timestamp. True if another one
+        waits, or this one had to."""
+        turn.asking -= 1
+        turn.start = turn.start or start
+        queue = self.queues.get(cell)
+        return turn.contended or (queue is not None and bool(queue.waiting))
+
+    def end(self, cell: bytes, place: int) -> None:
+        """Ends the turn at this place, or gives the place up."""
+        queue = self.queues.get(cell)
+        turn = None if queue is None else _of_place(queue, place)
+        if queue is None or turn is None:
+            return
+        if turn is queue.turn:
+            self._next(cell, queue)
+        else:
+            del queue.waiting[place]
+            self.waiting -= 1
+            turn.came.cancel()
+
+    # ------------------------------------------------------------------ commits
+
+    def followers(self, cells: Iterable[bytes], start: int) -> int:
+        """Whether a timestamp is to be set aside with the commit of a transaction: if so, the
+        number of the first that comes too late for it, else 0. Asked before the timestamps are."""
+        for cell in cells:
+            queue = self.queues.get(cell)
+            if queue is not None and queue.turn.start == start and queue.waiting:
+                return self._numbers
+        return 0
+
+    def set_aside(self, cells: Iterable[bytes], start: int, timestamp: int, too_late: int) -> None:
+        """Notes the timestamp directly above the commit of a transaction."""
+        for cell in cells:
+            queue = self.queues.get(cell)
+            if queue is not None and queue.turn.start == start and queue.waiting:
+                queue.set_aside = (start, timestamp, too_late)
+                return  # it is the start of one transaction
+
+    def decided(self, cell: bytes, start: int) -> None:
+        """The commit record of this transaction, or its rollback marker, is durable."""
+        queue = self.queues.get(cell)
+        if queue is not None and queue.turn.start == start:
+            self._next(cell, queue)
+
+    # ------------------------------------------------------------------ whose turn it is
+
+    def _begin(self, cell: bytes, queue: Queue, start: int) -> None:
+        turn = queue.turn
+        loop = asyncio.get_running_loop()
+        queue.timer = loop.call_later(turn.hold_seconds, self._next, cell, queue)
+        queue.set_aside = (0, 0, 0)
+        turn.begin(start)
+
+    def _next(self, cell: bytes, queue: Queue) -> None:
+        if queue.timer is not None:
+            queue.timer.cancel()
+        if not queue.waiting:
+            del self.queues[cell]
+            return
+        committed, timestamp, too_late = queue.set_aside
+        before, queue.turn = queue.turn, queue.waiting.popitem(last=False)[1]
+        self.waiting -= 1
+        is_usable = committed == before.start and queue.turn.number < too_late
+        self._begin(cell, queue, timestamp if is_usable and not queue.turn.start else 0)
+
+    def close(self) -> None:
+        """Ends all queues: the tablet answers nothing any more."""
+        queues, self.queues, self.waiting = self.queues, {}, 0
+        for queue in queues.values():
+            if queue.timer is not None:
+                queue.timer.cancel()
+            for turn in queue.waiting.values():
+                turn.came.cancel()
+
+
+def _of_place(queue: Queue, place: int) -> Place | None:
+    if queue.turn.place == place:
+        return queue.turn
+    return queue.waiting.get(place)
