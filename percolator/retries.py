@@ -191,7 +191,8 @@ class Attempts:
 
     Transactions hold cells, and wait for others that do (protocol/contention.py). After a conflict,
     the transaction stands in line for the cells that it held and the one where it has lost. If
-    another client won, it first pauses. It also pauses if it lost at a cell that it held: to one
+    another client won, it waits for its turn there before it begins (protocol/turns.py), or first
+    pauses where there are no turns. It also pauses if it lost at a cell that it held: to one
     that stands in no line, perhaps to a call of its own function.
     """
 

@@ -87,10 +87,12 @@ class Handover(NamedTuple):
 
 # Rivals: other clients whose transactions have won recently, and the cells where they did.
 #
-# Lines exist within one client. Between clients there are only pauses, and with
-# pauses after conflicts alone, winners go on winning: a client that has just committed retries at
-# once, while all others pause longer and longer. With fifty clients on two cells, the unluckiest
-# waited hundreds of times as long as most. So there are two rules:
+# Lines exist within one client. Between clients, tablets keep queues (protocol/turns.py), and a
+# caller that has lost at a cell asks for its turn there before its next transactions, too. In a row
+# store there are only pauses, and with pauses after conflicts alone, winners go on
+# winning: a client that has just committed retries at once, while all others pause longer and
+# longer. With fifty clients on two cells, the unluckiest waited hundreds of times as long as most.
+# So there are two rules for pauses:
 #
 # - The older a transaction, the shorter its pauses: half as long after four seconds.
 # - A caller that has paused at a cell pauses there before its next transaction, too, up to as long.

@@ -262,7 +262,7 @@ class Environment:
     hot_cells: HotCells = field(default_factory=HotCells)
     """Where this client's transactions have lost, and queue up."""
     rivals: Rivals = field(default_factory=Rivals)
-    """Where they have lost to other clients, and pause."""
+    """Where they have lost to other clients, and wait for turns, or pause."""
     turns: Turns | None = None
     """Where many transactions are about to write a cell, and do so in turn; None in a row store."""
     tally: Tally = field(default_factory=Tally)

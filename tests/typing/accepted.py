@@ -55,7 +55,8 @@ def rename(tx: Transaction, row: str, *, name: str) -> None:
 
 def of_any_table(tx: Transaction, row: object, column: Column[int]) -> int | None:
     tx.lock(row, column)
-    return tx.get(row, column)
+    first: int = tx.get(row, column, default=0, for_update=True)
+    return first or tx.get(row, column, for_update=True)
 
 
 @transactional
