@@ -11,7 +11,6 @@ from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from percolator.aio.activity import ProcessActivity
-from percolator.aio.admission import Admission
 from percolator.errors import (
     ExecutionUnknown,
     InvalidArgument,
@@ -28,6 +27,7 @@ from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, OpenStarts, Owners, Verdicts
 from percolator.protocol.shared.participant import ParticipantHeartbeats
 from percolator.protocol.write_set import Heartbeats
+from percolator.retries import Admission
 from percolator.routing.catalog import Catalog, TableInfo, TabletMap, with_remedy
 from percolator.routing.cells import Cells, Groups, RangeRequest
 from percolator.routing.contents import Contents, TabletContents

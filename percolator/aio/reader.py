@@ -24,7 +24,6 @@ from collections.abc import (
 from contextlib import aclosing, nullcontext
 from typing import Any, Protocol, TypeVar, overload
 
-from percolator.aio.admission import Calls
 from percolator.aio.awaits import Awaits, must_be_awaited
 from percolator.aio.engine import Engine
 from percolator.arguments import (
@@ -56,7 +55,7 @@ from percolator.protocol.read import (
 )
 from percolator.protocol.turns import TransactionTurns
 from percolator.protocol.write_set import WriteSet
-from percolator.retries import Attempts
+from percolator.retries import Attempts, Calls
 from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import (
     FoundCell,

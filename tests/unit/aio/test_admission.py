@@ -9,7 +9,9 @@ import pytest
 
 from percolator import Limits, RetryPolicy
 from percolator.aio import Database, Transaction
-from percolator.aio.admission import (
+from percolator.aio.observing import ObserverTransaction
+from percolator.errors import Overloaded, UsageError
+from percolator.retries import (
     ASKED_SECONDS_MAX,
     BUSY_MIN,
     FORESIGHT_SECONDS,
@@ -18,8 +20,6 @@ from percolator.aio.admission import (
     Admission,
     Calls,
 )
-from percolator.aio.observing import ObserverTransaction
-from percolator.errors import Overloaded, UsageError
 from tests.unit.connected import balance
 
 RATE = 1_000
