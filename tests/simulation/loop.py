@@ -180,6 +180,9 @@ class Life:
         """Called by the loop for each task that the process starts."""
         tasks = self._tasks
         tasks.append(task)
+        if not self.alive:
+            # A timer of a process that was killed: nobody else would ever end the task.
+            self._loop.run_soon([(task.cancel, (), self.own_context)])
         if len(tasks) >= self._tasks_before_tidying:
             self._tasks = self.tasks()
             self._tasks_before_tidying = 2 * len(self._tasks) + _TASKS_OF_LIFE_BEFORE_TIDYING

@@ -237,6 +237,23 @@ def test_an_ended_process_is_gone_at_that_instant_with_all_its_tasks() -> None:
     assert run_simulation(main) == (["ended", "cleaning up", "cleaning up"], 1.0)
 
 
+def test_a_timer_of_an_ended_process_starts_nothing_that_stays() -> None:
+    async def main(loop: SimulationLoop) -> list[asyncio.Task[None]]:
+        life = Life(loop, "one")
+
+        async def start_later() -> None:
+            loop.call_later(2, lambda: loop.create_task(asyncio.sleep(100)))
+
+        life.spawn(start_later())
+        await asyncio.sleep(1)
+        life.end()
+        await life.ended()
+        await asyncio.sleep(2)
+        return life.tasks()
+
+    assert run_simulation(main) == []
+
+
 def test_a_paused_process_can_be_ended() -> None:
     async def main(loop: SimulationLoop) -> list[tuple[str, float]]:
         log: list[tuple[str, float]] = []
