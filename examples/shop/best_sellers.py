@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from examples.shop.orders import category, orders, pieces, product
+from examples.shop.orders import category, pieces, product
 from percolator import Snapshot, Table, aio, codecs, observes
 from percolator.recipes import CombineQueue, KeyChange
 
-counted = orders.column("counted", codecs.integer)  # of its pieces, those added to `sold`
 sold = CombineQueue("sold", key=codecs.text, value=codecs.integer, combine=sum)  # by product
 _place = codecs.tuple_of(codecs.text, codecs.ordered_integer, codecs.text)
 ranking = Table("ranking", key=_place)  # category, pieces sold (-9 is before -8), product
@@ -16,10 +15,9 @@ listed = ranking.column("listed", codecs.boolean)
 @observes(pieces)
 async def count(tx: aio.Transaction, order: str) -> None:
     """Adds what has changed since the order was last counted: less, if it was cancelled."""
-    now, before = await tx.get(order, pieces, default=0), await tx.get(order, counted, default=0)
-    if now != before:
-        await sold.add(tx, await tx.get(order, product, default=""), now - before)
-        tx.set(order, counted, now)
+    was, now = await tx.previous(order, pieces, 0), await tx.get(order, pieces, 0)
+    if now != was:
+        await sold.add(tx, await tx.get(order, product, default=""), now - was)
 
 
 @sold.changed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from percolator.aio.engine import Engine
 from percolator.aio.transaction import Transaction
@@ -14,6 +14,7 @@ from percolator.observers.definition import Observer
 from percolator.observers.intent_notifications import IntentNotifications
 from percolator.observers.tablet_notifications import TabletContext, TabletNotifications
 from percolator.observers.time_limits import ClusterWaits
+from percolator.observers.watched_cell import look_back
 from percolator.observers.work_queue import Work
 from percolator.observers.worker import Worker, WorkerLimits
 from percolator.timestamps import Timestamp
@@ -26,6 +27,9 @@ class ObserverTransaction(Transaction):
         super().__init__(engine, None)
         self.works: Sequence[Work] = () if work is None else (work,)
         self.is_in_function = False
+        self.last_runs: Mapping[Work, int] = {}
+        self._seen: Mapping[Work, bytes | None] | None = None
+        self._looking_back: asyncio.Lock | None = None
         self._reader.is_admitted = True  # the worker knows how many runs there may be
         self.waits = self._waits = ClusterWaits(engine.now, engine.limits.silence_seconds)
         self._buffer.count_in(self.waits)
@@ -35,6 +39,40 @@ class ObserverTransaction(Transaction):
         if self.is_in_function:
             raise UsageError("a run is committed when its function returns: do not commit it there")
         return await super().commit(timeout=timeout)
+
+    async def _last_seen(self, address: CellAddress, deadline: float) -> bytes | None:
+        work = self._work_at(address)
+        if self._looking_back is None:
+            self._looking_back = asyncio.Lock()
+        async with self._looking_back:
+            if self._seen is None:  # of all rows at once
+                last_runs = {one: self.last_runs[one] for one in self.works}
+                self._seen = await look_back(
+                    self._env, self._engine.cleanup, last_runs, deadline, self.statistics
+                )
+        return self._seen[work]
+
+    def _work_at(self, address: CellAddress) -> Work:
+        """The change of this cell, of which the observer knows what it has seen before."""
+        table_id, row, column = address
+        for work in self.works:
+            watched, observer = work.watched, work.watched.observer
+            if observer.weak:
+                raise UsageError(
+                    f"previous() in the weak observer {observer.name!r}: it does not record its "
+                    "runs, so what it has seen before is not known"
+                )
+            if not observer.deletes:
+                raise UsageError(
+                    f"previous() in observer {observer.name!r}, which deletes=False does not tell "
+                    "of deletions: what its cell held before may be long gone"
+                )
+            if (watched.table_id, work.row, work.column) == (table_id, row, column):
+                return work
+        raise UsageError(
+            f"previous() of {self._env.described(address)}, which this run is not for: of other "
+            "cells, it is not known what the observer has seen"
+        )
 
     def _whose(self) -> str:
         if not self.works:

@@ -46,7 +46,7 @@ from percolator.protocol.write_set import WriteSet, WriteSteps
 from percolator.retries import Attempts
 from percolator.routing.catalog import NO_OBSERVERS, TableInfo
 from percolator.routing.cells import FoundCell, KnownRows
-from percolator.schema import Column, Readable, Table, encoded_value
+from percolator.schema import Column, Readable, Table, decoded_value, encoded_value
 from percolator.timestamps import Timestamp
 
 K = TypeVar("K")
@@ -550,6 +550,40 @@ class Transaction(Reads):
         self._reader.require_open()
         self._buffer.lock(row, column, shared=False)
         return await self._reader.get_in_turn(row, column, default, timeout)
+
+    # ------------------------------------------------------------------ the run of an observer
+
+    @overload
+    def previous(
+        self, row: K, column: Readable[T, K], *, timeout: float | None = None
+    ) -> Coroutine[Any, Any, T | None]: ...
+    @overload
+    def previous(
+        self, row: K, column: Readable[T, K], default: D, *, timeout: float | None = None
+    ) -> Coroutine[Any, Any, T | D]: ...
+    @must_be_awaited
+    async def previous(
+        self, row: K, column: Readable[T, K], default: Any = None, *, timeout: float | None = None
+    ) -> Any:
+        """The value that the cell of this run had when the observer last ran for it, or `default`
+        if it had none, or if the observer has not run for it before.
+
+        Only in an observer: `get` returns the value that is there now, and this the one that the
+        last run has seen, however many there were in between. A run that did not commit does not
+        count. A value that has expired since may be gone. Neither `delete_row` nor collection takes
+        it away: it is kept while the change waits for this run.
+
+        >>> was, now = await tx.previous(row, city), await tx.get(row, city)
+        """
+        reader = self._reader
+        deadline = reader.deadline(timeout)
+        address = reader.known_address(row, column) or await reader.address(row, column, deadline)
+        found = await self._last_seen(address, deadline)
+        return default if found is None else decoded_value(column, row, found)
+
+    async def _last_seen(self, address: CellAddress, deadline: float) -> bytes | None:
+        """The cell's value when the observer of this run last ran for it."""
+        raise UsageError("previous() is for observers, and this transaction is no run of one")
 
     # ------------------------------------------------------------------ writes
 

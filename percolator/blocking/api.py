@@ -377,6 +377,31 @@ class Transaction(Reads[aio.Transaction]):
         )
 
     @overload
+    def previous(
+        self, row: K, column: Readable[T, K], *, timeout: float | None = None
+    ) -> T | None: ...
+    @overload
+    def previous(
+        self, row: K, column: Readable[T, K], default: D, *, timeout: float | None = None
+    ) -> T | D: ...
+    def previous(
+        self, row: K, column: Readable[T, K], default: Any = None, *, timeout: float | None = None
+    ) -> Any:
+        """The value that the cell of this run had when the observer last ran for it, or `default`
+        if it had none, or if the observer has not run for it before.
+
+        Only in an observer: `get` returns the value that is there now, and this the one that the
+        last run has seen, however many there were in between. A run that did not commit does not
+        count. A value that has expired since may be gone. Neither `delete_row` nor collection takes
+        it away: it is kept while the change waits for this run.
+
+        >>> was, now = tx.previous(row, city), tx.get(row, city)
+        """
+        return self._call(
+            partial(self._asynchronous.previous, row, column, default, timeout=timeout)
+        )
+
+    @overload
     def set(self, row: K, column: Mapping[Column[Any, K], Any]) -> None: ...
     @overload
     def set(self, row: K, column: Column[T, K], value: T) -> None: ...

@@ -259,6 +259,11 @@ def acknowledging_observer(acknowledgement: bytes) -> bytes:
     return acknowledgement[begin : begin + length]
 
 
+def acknowledged_start(acknowledged: bytes) -> int:
+    """The start timestamp in the value of such a cell: that of the observer's last run."""
+    return int.from_bytes(acknowledged[:ACKNOWLEDGED_BYTES], "big")
+
+
 def tells_of_a_dead_letter(acknowledged: bytes) -> bool:
     """True if the value of such a cell says that a change was put aside."""
     return acknowledged[ACKNOWLEDGED_BYTES:] == PUT_ASIDE

@@ -204,6 +204,8 @@ class RunTransaction(Protocol):
     """The changes that are handled once it has committed."""
     is_in_function: bool
     """The observer's function has it, and must not commit it."""
+    last_runs: Mapping[Work, int]
+    """The start timestamp of the observer's last run for each of the cells; 0 if it never ran."""
 
     @property
     def statistics(self) -> Statistics: ...

@@ -123,6 +123,7 @@ class ObserverRun:
         self.start = await transaction.timestamp()
         cells = await look(self._context, works, transaction, self.start)
         self.cells = dict(zip(works, cells, strict=True))
+        transaction.last_runs = {work: cell.acknowledged.start for work, cell in self.cells.items()}
         # If the table was dropped and created again, the function must not write into the new one.
         watched, internal = works[0].watched, transaction.internal
         internal.bind(watched.observer.table.name, watched.table_id)

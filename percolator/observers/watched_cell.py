@@ -19,6 +19,8 @@ from percolator.errors import InvariantViolation
 from percolator.formats.records import ACKNOWLEDGED_BYTES, PUT_ASIDE
 from percolator.observers.context import RunTransaction, WorkerContext
 from percolator.observers.work_queue import Work
+from percolator.protocol.cleanup import Cleanup
+from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.read import read_rows
 from percolator.routing.cells import FoundCell, RowRequest
 from percolator.v1.tabletserver_pb2 import RowRead
@@ -109,3 +111,63 @@ async def look(
         read = {one: answer.found.get(one) for one in others}
         cells.append(WatchedCell(answer.found.get(column), acknowledged, read))
     return cells
+
+
+# What an observer has seen before: the cell at the start of its last run that committed.
+#
+# The paper's acknowledgement is just this timestamp. What each rule prevents:
+#
+# * It is the start of the run, not its commit: what was committed in between was not seen, and is
+#   announced to the next run. Read at the commit, it would never be undone.
+# * It is not the version below the newest one: one run handles all changes since the last, so that
+#   is a version that no run has seen, while what the last one saw would never be undone.
+# * A run that failed or conflicted has acknowledged nothing, and does not count. A change that was
+#   put aside does not either: its acknowledgement keeps the start that it had.
+# * The version stays until the observer has run again, below whatever safe point (collection.py of
+#   tablets and of row stores). They judge by the acknowledgement alone, not by notifications: that
+#   is also right for an observer that was removed and is registered again. It holds at most one
+#   version of a cell.
+# * A read below the safe point says by which acknowledgement, and is refused unless that is still
+#   the newest one. Otherwise the version may be gone, and "none" would be taken for an answer. Such
+#   a run could not commit either.
+# * A deletion takes the acknowledgement along once no observer waits for it: all have seen that
+#   there is nothing. `delete_row` deletes cells, and never an acknowledgement. With deletes=False,
+#   an observer waits for no deletion, and cannot ask.
+# * A value that has expired since is not kept: it was to be gone by then. So what is derived from
+#   it should expire as well.
+# * A cell that is only there because of a backfill, or of an import, was never seen: None.
+
+
+async def look_back(
+    env: Environment,
+    cleanup: Cleanup,
+    last_runs: Mapping[Work, int],
+    deadline: float,
+    statistics: Statistics,
+) -> dict[Work, bytes | None]:
+    """The values that these cells had when their observer's last run for each began, in one
+    request."""
+    seen: dict[Work, bytes | None] = dict.fromkeys(last_runs)
+    asked = [work for work, start in last_runs.items() if start]
+    answers = await read_rows(
+        env,
+        cleanup,
+        [
+            RowRequest(
+                work.watched.table_id,
+                RowRead(
+                    row=work.row,
+                    columns=(work.column,),
+                    timestamp=last_runs[work],
+                    acknowledgement=work.watched.acknowledgement(work.row, work.column).column,
+                ),
+            )
+            for work in asked
+        ],
+        deadline,
+        statistics,
+    )
+    for work, answer in zip(asked, answers, strict=True):
+        found = answer.found.get(work.column)
+        seen[work] = None if found is None else found.value
+    return seen

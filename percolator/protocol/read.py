@@ -61,7 +61,7 @@ async def read_rows(
     *,
     bytes_max: int = 0,
 ) -> list[RowResult]:
-    """Reads the rows, all at the same timestamp. No rows, no round trip.
+    """Reads the rows, each at its timestamp. No rows, no round trip.
 
     Raises `InvalidArgument` if they have more than `bytes_max` bytes; 0 means any number.
     """
@@ -70,12 +70,17 @@ async def read_rows(
     statistics.round_trips += 1
     statistics.rows_read += len(requests)
     answers = await env.cells.read(requests, deadline, bytes_max=bytes_max)
-    for answer in answers:
-        if answer.locks:
-            timestamp = requests[0].read.timestamp
+    if any(answer.locks for answer in answers):
+        at: dict[int, list[int]] = {}
+        for place, request in enumerate(requests):
+            at.setdefault(request.read.timestamp, []).append(place)
+        for timestamp, places in at.items():
+            part = [answers[place] for place in places]
             resolver = LockResolver(env, cleanup, timestamp, deadline, statistics)
-            await resolver.read_past(requests, answers, bytes_max=bytes_max)
-            break
+            asked = [requests[place] for place in places]
+            await resolver.read_past(asked, part, bytes_max=bytes_max)
+            for place, answer in zip(places, part, strict=True):
+                answers[place] = answer
     return answers
 
 

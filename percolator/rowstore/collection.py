@@ -15,6 +15,10 @@ What each rule prevents, besides those of records.py:
   deletion would be handled again. One that tells of a dead letter stays.
 * A deletion in a row that was loaded in bulk stays: a late call of the load may write its cells
   again, which then are as invisible as before.
+* The version that a cell had at the start of an observer's last run stays under a newer one, until
+  the observer has run again: otherwise it could not undo what it has made of that version. A
+  deletion for which no observer waits takes it along, in the same change: left alone, it would be
+  visible again.
 * Many deletions are several changes, each with its note. The last records of cells go last.
 """
 
@@ -38,6 +42,7 @@ from percolator.formats.records import (
     WRITE_KIND_OFFSET,
     Fate,
     Reach,
+    acknowledged_start,
     observed_column,
     tells_of_a_dead_letter,
 )
@@ -171,6 +176,10 @@ class _Row:
         """Stored columns of which a change is a dead letter, or may be about to become one."""
         self._answered: defaultdict[bytes, list[DeleteCell]] = defaultdict(list)
         """By stored column, the acknowledgements that may go with the column's last record."""
+        self._last_runs: defaultdict[bytes, set[int]] = defaultdict(set)
+        """By stored column, the starts of the last runs of its observers."""
+        self._seen: defaultdict[bytes, list[DeleteCell]] = defaultdict(list)
+        """By stored column, what they have seen, under its deletion."""
         self._was_loaded = False
         self.has_older_lock = False
         for cell in sorted(set(cells), key=lambda one: one.time, reverse=True):
@@ -198,11 +207,13 @@ class _Row:
 
     def plan(self) -> Plan:
         for column, records in self._records.items():
+            self._hear_of_runs(column, records)
+        for column, records in self._records.items():
             self._judge(column, records)
         for column, cell in self._deletions.items():
             awaited = 0 < self._bounds.awaited_from <= self._times.timestamp(cell.time)
             if not awaited and not self._was_loaded and column not in self._put_aside:
-                group = [_deletion(cell), *self._answered[column]]
+                group = [*self._seen[column], _deletion(cell), *self._answered[column]]
                 self._plan.last.append(group)
         for column, answers in self._answered.items():
             if column not in self._records:
@@ -211,11 +222,22 @@ class _Row:
 
     def _judge(self, column: bytes, records: Sequence[StoredCell]) -> None:
         self._reach.next_cell()
-        self._hear_of_dead_letters(column, records)
         newer = False
+        last_runs = self._last_runs.get(column, set())
         for cell in records:
             start, kind = WRITE_HEADER.unpack_from(cell.value)
-            match self._reach.fate(kind, self._times.timestamp(cell.time)):
+            timestamp = self._times.timestamp(cell.time)
+            deletions = self._plan.versions
+            fate = self._reach.fate(kind, timestamp)
+            if fate is not Fate.NEWER and cell.family == WRITES:
+                # The runs that have seen this version, and none of those that are newer.
+                served = {one for one in last_runs if one >= timestamp}
+                last_runs = last_runs - served
+                if fate is Fate.GOES and served:
+                    if column not in self._deletions:
+                        continue
+                    deletions = self._seen[column]
+            match fate:
                 case Fate.NEWER:
                     newer = True
                 case Fate.STAYS:
@@ -225,20 +247,24 @@ class _Row:
                 case Fate.GOES if cell.family == LOCK_ONLY:
                     self._plan.evidence.append(_deletion(cell))
                 case Fate.GOES:
-                    self._plan.versions.append(_deletion(cell))
+                    deletions.append(_deletion(cell))
                     if kind == KIND_PUT_IN_DATA:
                         data = DeleteCell(DATA, column, self._times.time(start))
-                        self._plan.versions.append(data)
+                        deletions.append(data)
                 case Fate.GOES_LAST:
                     self._deletions[column] = cell
 
-    def _hear_of_dead_letters(self, column: bytes, records: Sequence[StoredCell]) -> None:
+    def _hear_of_runs(self, column: bytes, records: Sequence[StoredCell]) -> None:
+        """Takes note of what an observer has acknowledged of another column."""
         observed = _observed(column)
-        if observed is not None:
-            changes = (one for one in records if one.family == WRITES)
-            newest = next(changes, None)
-            if newest is not None and _tells_of_a_dead_letter(newest):
-                self._put_aside.add(observed)
+        newest = next((one for one in records if one.family == WRITES), None)
+        if observed is None or newest is None:
+            return
+        if newest.value[WRITE_KIND_OFFSET] == KIND_PUT:
+            start = acknowledged_start(newest.value[WRITE_HEADER_BYTES:])
+            self._last_runs[observed].add(start)
+        if _tells_of_a_dead_letter(newest):
+            self._put_aside.add(observed)
 
 
 def _tells_of_a_dead_letter(cell: StoredCell) -> bool:

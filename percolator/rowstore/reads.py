@@ -31,6 +31,7 @@ from percolator.formats.records import (
     LOCK_HEADER,
     WRITE_HEADER,
     WRITE_HEADER_BYTES,
+    acknowledged_start,
     too_old,
 )
 from percolator.limits import Limits
@@ -142,6 +143,9 @@ class Wanted:
     report_deletes: bool = False
     prefixes: tuple[bytes, ...] = ()
     """Columns that begin with one of these are wanted, too."""
+    acknowledgement: bytes = b""
+    """The acknowledgement of the column, if that is read as of an observer's last run. As long as
+    this is the last one, collection leaves what it has seen."""
 
     def selections(
         self, times: Times, bytes_max: int, *, earliest: int | None = None
@@ -159,7 +163,15 @@ class Wanted:
         if not can_be_named(found, bytes_max):
             found = _selections([EVERY_COLUMN], until)
         since = self.timestamp if earliest is None else earliest
-        return (*found, reads_collected_above(since, times)) if found else ()
+        return (*found, *self.proofs(times, since)) if found else ()
+
+    def proofs(self, times: Times, since: int = 0) -> tuple[Selection, ...]:
+        """Selections of what says whether anything that should be seen may have been collected."""
+        note = reads_collected_above(since or self.timestamp, times)
+        if not self.acknowledgement:
+            return (note,)
+        bounds = column_bounds(self.acknowledgement)
+        return note, Selection(WRITES, *bounds, newest=True)
 
     def wants(self, column: bytes) -> bool:
         """True if the column is wanted, by its stored name."""
@@ -255,8 +267,22 @@ def _note(result: Seen, column: bytes, cell: StoredCell, wanted: Wanted, times: 
 
 def _require_kept(cells: Iterable[StoredCell], wanted: Wanted, times: Times) -> None:
     note = newest_note(cells, times)
-    if note > wanted.timestamp:
+    if note > wanted.timestamp and not _was_last_seen(cells, wanted):
         raise too_old(wanted.timestamp, note)
+
+
+def _was_last_seen(cells: Iterable[StoredCell], wanted: Wanted) -> bool:
+    """True if the read is at the start of the last run of an observer: then collection has left
+    what it sees."""
+    if not wanted.acknowledgement:
+        return False
+    hidden = stored_column(wanted.acknowledgement)
+    starts = [
+        acknowledged_start(cell.value[WRITE_HEADER_BYTES:])
+        for cell in cells
+        if cell.family == WRITES and cell.column == hidden
+    ]
+    return starts == [wanted.timestamp]
 
 
 def data_selections(
@@ -264,13 +290,14 @@ def data_selections(
 ) -> Iterator[tuple[Selection, ...]]:
     """Where the values lie that are apart from their records, in as many calls as that takes. They
     may be collected before, which is why each of these asks for the note, too."""
-    note = reads_collected_above(wanted.timestamp, times)
+    proofs = wanted.proofs(times)
     apart = []
     for column, (_, start) in result.in_data.items():
         time = times.time(start)
         apart.append((column, (Selection(DATA, *column_bounds(column), time, time + TIME_UNIT),)))
-    for _, selections in in_calls(apart, bytes_max - note.size_bytes):
-        yield note, *selections
+    size = sum(one.size_bytes for one in proofs)
+    for _, selections in in_calls(apart, bytes_max - size):
+        yield (*proofs, *selections)
 
 
 def add_data(
@@ -371,8 +398,9 @@ class RowReads:
     ) -> Seen | None:
         """Reads one row; None if it has nothing that is wanted. Those that begin at the same time,
         and want the same columns, share a call."""
-        key = row_key(row)
-        cells = await self._together(table_id, key, wanted, deadline)
+        key, cells = row_key(row), None
+        if not wanted.acknowledgement:  # at a time of its own
+            cells = await self._together(table_id, key, wanted, deadline)
         if cells is None or hides_earlier(cells, wanted.timestamp, self._times):
             patience = Patience(self._world, self._limits, deadline)
             rows = await self._rows(table_id, [key], wanted, patience)
@@ -474,7 +502,13 @@ class RowReads:
 
 def _wanted(read: RowRead) -> Wanted:
     columns = None if read.all_columns else tuple(read.columns)
-    return Wanted(read.timestamp, columns, read.report_deletes, tuple(read.column_prefixes))
+    return Wanted(
+        read.timestamp,
+        columns,
+        read.report_deletes,
+        tuple(read.column_prefixes),
+        read.acknowledgement,
+    )
 
 
 def _result(read: Seen, size: ReadSize | None = None) -> RowResult:

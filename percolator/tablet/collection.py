@@ -12,6 +12,10 @@ is to be observed in a tablet, and what each rule prevents:
   has not run yet, or is to be retried, would never learn of it.
 * What observers have acknowledged of a cell is removed with the cell's last record, or after it
   (below).
+* The version that a cell had at the start of an observer's last run stays until the observer has
+  run again: otherwise it could not undo what it has made of that version. It is needed only under a
+  newer one, so that each observer of a column holds at most one version of a cell. A deletion for
+  which no observer waits takes it along, in the same write: left alone, it would be visible again.
 * Nothing is removed while a lock below the safe point is left here: the cells that say what became
   of its transaction would be removed, too.
 * Nothing is removed before the safe point is durable in this tablet: a later owner must refuse the
@@ -43,6 +47,9 @@ from percolator.formats.records import (
     WRITE_KIND_OFFSET,
     Fate,
     Reach,
+    acknowledged_start,
+    acknowledgement_column,
+    acknowledging_observer,
     observed_column,
     tells_of_a_dead_letter,
 )
@@ -107,10 +114,13 @@ class AnsweredCells:
         self._waiting: dict[bytes, list[Record]] = {}
         """The acknowledgements that are held, by the cell that they refer to."""
         self._number = 0
+        self._observers: dict[bytes, None] = {}
+        """The observers that have acknowledged a cell of the row. There are few: what each has
+        acknowledged of a cell is looked up only if one of its versions would be deleted."""
 
     def came_to(self, cell: bytes) -> list[Record]:
         """Returns the acknowledgements of the (encoded) cell that the walk has reached."""
-        if not self._waiting:
+        if not self._observers:
             return []
         if not cell.startswith(self._row):
             self.end()
@@ -118,16 +128,31 @@ class AnsweredCells:
         return self._waiting.pop(cell, [])
 
     def acknowledges(self, cell: bytes) -> bool:
-        """True if this cell has to be passed to `wait`."""
+        """True if this cell has to be passed to `meet`, and perhaps to `wait`."""
         return _MARK in cell
 
-    def wait(self, cell: bytes, record: Record) -> None:
-        """Holds the current acknowledgement in this hidden cell until its own cell is reached."""
+    def meet(self, cell: bytes) -> None:
+        """The walk has come to this hidden cell."""
         _, behind_row = split_component(cell, 0)
         if cell[:behind_row] != self._row:
             self.end()
             self._row = cell[:behind_row]
-        observed = observed_column(split_component(cell, behind_row)[0])
+        hidden = split_component(cell, behind_row)[0]
+        if observed_column(hidden) is not None:
+            self._observers[acknowledging_observer(hidden)] = None
+
+    def last_runs(self, storage: Storage[Any], cell: bytes) -> list[int]:
+        """The starts of the last runs for this cell, which the walk has reached; 0 if an observer
+        of the row has not run for it."""
+        if not self._observers:
+            return []
+        observed, _ = split_component(cell, len(self._row))
+        hidden = (acknowledgement_column(one, observed) for one in self._observers)
+        return [newest_acknowledged(storage, self._row + component(one)) for one in hidden]
+
+    def wait(self, cell: bytes, record: Record) -> None:
+        """Holds the current acknowledgement in this hidden cell until its own cell is reached."""
+        observed = observed_column(split_component(cell, len(self._row))[0])
         if observed is None or self._number >= WAITING_MAX:
             return
         self._number += 1
@@ -140,6 +165,25 @@ class AnsweredCells:
                 self._gone(record)
         self._waiting.clear()
         self._number = 0
+        self._observers.clear()
+
+
+def newest_acknowledged(storage: Storage[Any], hidden: bytes) -> int:
+    """The start timestamp in the newest acknowledgement in this (encoded) hidden cell; 0 if there
+    is none."""
+    cursor = storage.cursor()
+    try:
+        cursor.seek(W + hidden)
+        while (entry := cursor.item())[0].startswith(W + hidden):
+            kind = entry[1][WRITE_KIND_OFFSET]
+            if kind == KIND_DELETE:
+                return 0
+            if kind != KIND_LOCK_ONLY:
+                return acknowledged_start(noted_value(storage, hidden, kind, entry[1]))
+            cursor.next()
+        return 0
+    finally:
+        cursor.close()
 
 
 _BEGIN = component(ACKNOWLEDGEMENTS)[:-2]
@@ -509,6 +553,13 @@ class _WalkOfVersions:
         self._answered = AnsweredCells(lambda record: self._delete(*record))
         self._acknowledgements: list[Record] = []
         """Acknowledgements of the cell that may be deleted with it."""
+        self._newest_below = 0
+        """The commit timestamp of the newest change at or below the safe point."""
+        self._seen_at: list[int] | None = None
+        """The starts of last runs of observers that have seen a version older than that and than
+        those the walk has come to; None until it matters."""
+        self._seen: list[Record] = []
+        """What they saw then, under a deletion: it may be deleted with that."""
         self._lifetimes = state.lifetimes
         self._any_expires = bool(state.lifetimes)
         self.history_bytes = 0
@@ -546,13 +597,22 @@ class _WalkOfVersions:
             self._cell, self._newer, self._walked = cell, 0, 0
             self._reach.next_cell()
             self._acknowledgements = self._answered.came_to(cell)
+            self._seen_at = None
+            if self._answered.acknowledges(cell):
+                self._answered.meet(cell)
         kind, timestamp = value[WRITE_KIND_OFFSET], timestamp_of(key)
         fate = self._reach.fate(kind, timestamp)
+        if fate is Fate.STAYS or fate is Fate.GOES_LAST:
+            self._newest_below = timestamp
         if fate is Fate.STAYS and self._any_expires and self._has_expired(cell, timestamp):
             fate = Fate.GOES_LAST
         match fate:
             case Fate.NEWER:
                 return self._look_above(key, value, timestamp)
+            case Fate.GOES if kind != KIND_LOCK_ONLY and self._was_last_seen(cell, timestamp):
+                if self._deletion is not None:
+                    self._seen.append((key, value))
+                self._walked = 0
             case Fate.GOES:
                 self._delete(key, value)
                 self._walked = 0
@@ -561,6 +621,17 @@ class _WalkOfVersions:
             case Fate.STAYS if not self._newer and self._answered.acknowledges(cell):
                 self._keep_in_mind(key, value, kind)
         return None
+
+    def _was_last_seen(self, cell: bytes, timestamp: int) -> bool:
+        """True if this version is what the last run of some observer has seen: the newest one at or
+        below its start. Deletions are no exception, since they hide what is below them."""
+        if self._seen_at is None:
+            starts = self._answered.last_runs(self._state.storage, cell)
+            self._seen_at = [one for one in starts if one < self._newest_below]
+        later = [one for one in self._seen_at if one < timestamp]
+        found = len(later) < len(self._seen_at)
+        self._seen_at = later
+        return found
 
     def _has_expired(self, cell: bytes, commit_ts: int) -> bool:
         """True if no snapshot at or above the safe point sees this value."""
@@ -600,6 +671,9 @@ class _WalkOfVersions:
         """Names the cell's deletion or expired value, now that all below it has been named."""
         if self._deletion is None:
             return
+        for record in self._seen:
+            self._delete(*record, self._cell)
+        self._seen = []
         self._delete(*self._deletion, self._cell)
         self._deletion = None
         # In the same write or not at all: left alone, the deletion would be handled again.

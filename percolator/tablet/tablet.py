@@ -27,6 +27,7 @@ from percolator.formats.records import (
     WRITE_HEADER_BYTES,
     WRITE_KIND_OFFSET,
     last_change,
+    observed_column,
     too_old,
 )
 from percolator.tablet import change_scan, collection, opening, scans
@@ -40,6 +41,7 @@ from percolator.tablet.cells import (
     inverted,
     timestamp_of,
 )
+from percolator.tablet.collection import newest_acknowledged
 from percolator.tablet.group_commit import GroupCommit, MutationWork
 from percolator.tablet.notification_scan import LockVanished, NotificationLook
 from percolator.tablet.notification_watch import NotificationWatch
@@ -96,6 +98,7 @@ class CellRead:
     column_prefixes = ()
     report_deletes = False
     passing = ()
+    acknowledgement = b""
 
     def __init__(self, row: bytes, column: bytes, timestamp: int) -> None:
         self.row = row
@@ -278,6 +281,8 @@ class PointReads:
                 known, known_inverted = timestamp, inverted(timestamp)
                 if timestamp < self._oldest:
                     self._oldest = timestamp
+            if read.acknowledgement:
+                self._require_acknowledgement(index, read)
             fence = fences.over(row) if fences else None
             if fence is not None:
                 self._refused[index] = closed(fence)
@@ -505,8 +510,24 @@ class PointReads:
     def _refuse_too_old(self) -> None:
         safe_point = self._state.safe_points.reads
         for index, read in enumerate(self._asked):
-            if read.timestamp < safe_point:
+            if read.timestamp < safe_point and not self._was_last_seen(read):
                 self._refused[index] = too_old(read.timestamp, safe_point)
+
+    def _was_last_seen(self, read: AskedRead) -> bool:
+        """True if collection has left what this read sees, because it is what the last run of an
+        observer has seen. Asked after reading: if there was another run meanwhile, it may not."""
+        if not read.acknowledgement:
+            return False
+        hidden = component(read.row) + component(read.acknowledgement)
+        return newest_acknowledged(self._state.storage, hidden) == read.timestamp
+
+    def _require_acknowledgement(self, index: int, read: AskedRead) -> None:
+        observed = observed_column(read.acknowledgement)
+        if read.all_columns or read.column_prefixes or [*read.columns] != [observed]:
+            raise InvalidArgument(
+                f"reads[{index}].acknowledgement",
+                "expected the acknowledgement of the one column that is read",
+            )
 
     def _drop_refused(self) -> None:
         """Removes what was found for reads before they were refused."""

@@ -288,7 +288,7 @@ class CommitTransactionsResponse(_message.Message):
     def __init__(self, batches: _Optional[_Iterable[_Union[TransactionBatchResult, _Mapping]]] = ...) -> None: ...
 
 class RowRead(_message.Message):
-    __slots__ = ("row", "columns", "all_columns", "timestamp", "passing", "report_deletes", "column_prefixes")
+    __slots__ = ("row", "columns", "all_columns", "timestamp", "passing", "report_deletes", "column_prefixes", "acknowledgement")
     ROW_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     ALL_COLUMNS_FIELD_NUMBER: _ClassVar[int]
@@ -296,6 +296,7 @@ class RowRead(_message.Message):
     PASSING_FIELD_NUMBER: _ClassVar[int]
     REPORT_DELETES_FIELD_NUMBER: _ClassVar[int]
     COLUMN_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
     row: bytes
     columns: _containers.RepeatedScalarFieldContainer[bytes]
     all_columns: bool
@@ -303,7 +304,8 @@ class RowRead(_message.Message):
     passing: _containers.RepeatedScalarFieldContainer[int]
     report_deletes: bool
     column_prefixes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, row: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ..., all_columns: bool = ..., timestamp: _Optional[int] = ..., passing: _Optional[_Iterable[int]] = ..., report_deletes: bool = ..., column_prefixes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    acknowledgement: bytes
+    def __init__(self, row: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ..., all_columns: bool = ..., timestamp: _Optional[int] = ..., passing: _Optional[_Iterable[int]] = ..., report_deletes: bool = ..., column_prefixes: _Optional[_Iterable[bytes]] = ..., acknowledgement: _Optional[bytes] = ...) -> None: ...
 
 class CellReads(_message.Message):
     __slots__ = ("rows", "columns", "timestamps")

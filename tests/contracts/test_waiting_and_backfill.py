@@ -168,6 +168,31 @@ def pages(db: Database) -> Iterator[Pages]:
     db.drop_table(made.table)
 
 
+@pytest.mark.parametrize("is_blocking", [True, False])
+def test_a_run_is_told_what_the_last_one_has_seen(db: Database, is_blocking: bool) -> None:
+    pages = Pages(db)
+    told: list[tuple[str, str | None]] = []
+
+    def blocking(tx: percolator.Transaction, row: str) -> None:
+        told.append((tx.previous(row, pages.body, "nothing"), tx.get(row, pages.body)))
+
+    async def asynchronous(tx: percolator.aio.Transaction, row: str) -> None:
+        told.append((await tx.previous(row, pages.body, "nothing"), await tx.get(row, pages.body)))
+
+    observer = observes(pages.body, name="told")(blocking if is_blocking else asynchronous)
+    long = "long" * 1_000
+    for bodies in (["first"], ["second", long], [None], ["last"]):
+        for body in bodies:
+            with db.transaction() as tx:
+                if body is None:
+                    tx.delete_row(pages.table, "a")
+                else:
+                    tx.set("a", pages.body, body)
+        with db.run_observers([observer]):
+            db.wait_for_observers()
+    assert told == [("nothing", "first"), ("first", long), (long, None), ("nothing", "last")]
+
+
 def test_cells_that_were_written_before_are_handled_once_an_observer_is_registered(
     pages: Pages,
 ) -> None:

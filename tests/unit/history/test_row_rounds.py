@@ -9,7 +9,8 @@ from typing import cast
 
 import pytest
 
-from percolator import Timestamp
+from percolator import Timestamp, codecs, observes
+from percolator.aio import Transaction
 from percolator.aio.pin import Pin
 from percolator.backup import exporter, part_files
 from percolator.cli.values import SPACES, first_cells, stored_cells
@@ -30,6 +31,7 @@ from percolator.rowstore.collection import Bounds, Collected, RowCollector
 from percolator.rowstore.intents import Intent
 from percolator.rowstore.layout import WRITES
 from percolator.rowstore.port import RowChange, Sample, SetCell
+from percolator.testing import run_observers_async
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE, Space
 from tests.patching import in_place_of
 from tests.unit.history.row_site import ONE, OTHER, SECONDS, VALUE, Site, site
@@ -218,6 +220,61 @@ async def test_deletions_wait_for_the_observers_of_their_transaction(here: Site)
     await here.intents.delete(await here.all_intents(), here.env.now() + SECONDS)
     await here.history.collect(decided)
     assert not await here.cells(ONE, SPACE_WRITE)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_what_an_observer_has_last_seen_stays_until_it_has_run_again(
+    here: Site, apart: bool
+) -> None:
+    """Also values so long that they lie apart from their record."""
+    text = ONE.column("text", codecs.text)
+    told: list[tuple[str | None, str | None]] = []
+
+    @observes(text)
+    async def observer(tx: Transaction, row: str) -> None:
+        told.append((await tx.previous(row, text), await tx.get(row, text)))
+
+    async def change_and_collect(*values: str | None) -> None:
+        for value in values:
+            async with here.database.transaction() as tx:
+                if value is None:
+                    await tx.delete_row(ONE, "a")
+                else:
+                    tx.set("a", text, value)
+            await here.history.collect(await here.decided(await here.now()))
+
+    length = 5_000 if apart else 1
+    texts = [letter * length for letter in "abcd"]
+    await here.database.register_observers([observer])
+    for values in ([texts[0]], texts[1:3], [None], [texts[3]], [None]):
+        await change_and_collect(*values)
+        await run_observers_async(here.database, [observer])
+    assert told == [
+        (None, texts[0]),
+        (texts[0], texts[2]),
+        (texts[2], None),
+        (None, texts[3]),
+        (texts[3], None),
+    ]
+    await change_and_collect()
+    await here.history.collect(await here.decided(await here.now()))
+    assert not await here.cells(ONE, SPACE_WRITE), "nothing is kept once it was seen"
+
+
+async def test_what_was_seen_goes_with_a_deletion_for_which_nobody_waits(here: Site) -> None:
+    @observes(VALUE)
+    async def observer(tx: Transaction, row: str) -> None: ...
+
+    await here.database.register_observers([observer])
+    await here.set("a", 1)
+    await run_observers_async(here.database, [observer])
+    await here.set("a", 2)
+    await here.change_observers(remove="observer")
+    await _delete(here, "a")
+    await here.history.collect(await here.decided(await here.now()))
+    assert not await here.cells(ONE, SPACE_WRITE)
+    async with here.database.snapshot() as snapshot:
+        assert await snapshot.get("a", VALUE) is None
 
 
 async def _leave_half_committed(here: Site) -> None:

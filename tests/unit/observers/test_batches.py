@@ -17,7 +17,7 @@ from percolator.observers.context import Waiting
 from percolator.observers.dead_letters import DeadLetters
 from percolator.observers.definition import Observer
 from percolator.observers.registration import register
-from percolator.observers.runs import ObserverRun
+from percolator.observers.runs import Deletions, ObserverRun
 from percolator.observers.work_queue import Work
 from percolator.testing import run_observers_async
 from tests.unit.observers.observed_cluster import Observed, copy, source, total
@@ -259,6 +259,30 @@ async def test_tests_call_the_function_with_lists(world: Observed) -> None:
     await put_all(world)
     assert await run_observers_async(world.db, [observer]) == len(ROWS)
     assert await world.get("d") == 1
+
+
+async def test_what_its_rows_held_before_is_asked_for_in_one_message(world: Observed) -> None:
+    told: dict[str, int | None] = {}
+
+    async def note(tx: Transaction, rows: list[str]) -> None:
+        found = await asyncio.gather(*(tx.previous(row, source) for row in rows))
+        told.update(zip(rows, found, strict=True))
+
+    observer = in_batches(note)
+    await register(world.context, [observer])
+    for value in (1, 2):
+        await put_all(world, ROWS[value - 1 :], value)
+        run, _ = await run_of(world, observer)
+        assert await run.begin()
+        before = run.transaction.statistics.round_trips
+        await observer(run.transaction, ROWS[value - 1 :])
+        assert run.transaction.statistics.round_trips == before + value - 1
+        await run.commit()
+        deletions = Deletions(world.context)
+        for work in run.open:
+            deletions.add(work, list(work.timestamps))
+        await deletions.done()
+    assert told == {"a": None, "b": 1, "c": 1, "d": 1}
 
 
 async def test_rows_of_other_columns_are_not_in_the_batch(world: Observed) -> None:

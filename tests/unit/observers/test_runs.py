@@ -12,12 +12,19 @@ import pytest
 from percolator import aio, observes
 from percolator.aio import Transaction
 from percolator.cli.values import stored_cells
-from percolator.errors import CellAddress, ConflictError, InvalidArgument, SchemaError, UsageError
+from percolator.errors import (
+    CellAddress,
+    ConflictError,
+    InvalidArgument,
+    SchemaError,
+    SnapshotTooOld,
+    UsageError,
+)
 from percolator.formats.records import RecordKind, WriteRecord, acknowledgement_column
 from percolator.observers.dead_letters import DeadLetterBox
 from percolator.observers.definition import Observer
 from percolator.observers.registration import register, remove_observer
-from percolator.observers.runs import Deletions, summary_of, traceback_of
+from percolator.observers.runs import Deletions, ObserverRun, summary_of, traceback_of
 from percolator.observers.watched_cell import Acknowledgement
 from percolator.protocol import steps
 from percolator.routing.cells import CellMutation
@@ -43,8 +50,14 @@ async def answer(world: Observed, observer: Any = first) -> None:
     assert await run.begin()
     await observer(run.transaction, work.row.decode())
     await run.commit()
+    await forget(world, run)
+
+
+async def forget(world: Observed, run: ObserverRun) -> None:
+    """Deletes the notifications that a run has handled."""
     deletions = Deletions(world.context)
-    deletions.add(work, [one for one in work.timestamps if one <= run.start])
+    for work in run.works:
+        deletions.add(work, [one for one in work.timestamps if one <= run.start])
     await deletions.done()
 
 
@@ -538,6 +551,208 @@ async def test_run_observers_of_the_test_kit_leaves_deletes_out_too(world: Obser
 async def test_deletes_is_a_bool() -> None:
     with pytest.raises(InvalidArgument, match="deletes"):
         observes(source, deletes=0)  # type: ignore[arg-type]
+
+
+# What the cell held when the observer last ran for it.
+
+
+class Derived:
+    """An observer that keeps what it was told of its cell: (was, is)."""
+
+    def __init__(self, world: Observed, **options: Any) -> None:
+        self.world = world
+        self.told: list[tuple[int | None, int | None]] = []
+        self.problem: Exception | None = None
+
+        @observes(source, name="derived", **options)
+        async def derived(tx: Transaction, row: str) -> None:
+            was, now = await tx.previous(row, source), await tx.get(row, source)
+            if self.problem is not None:
+                raise self.problem
+            self.told.append((was, now))
+
+        self.observer = derived
+
+    async def run(self) -> tuple[int | None, int | None]:
+        await answer(self.world, self.observer)
+        return self.told[-1]
+
+
+async def test_a_run_is_told_what_the_last_one_has_seen_not_the_version_before(
+    world: Observed,
+) -> None:
+    derived = Derived(world)
+    await register(world.context, [derived.observer])
+    await world.put("a", 1)
+    assert await derived.run() == (None, 1)
+    await world.put("a", 2)
+    await world.put("a", 3)
+    assert await derived.run() == (1, 3)
+    await world.put("a", 3)
+    assert await derived.run() == (3, 3)
+    async with world.db.transaction() as tx:
+        await tx.delete_row(docs, "a")
+    assert await derived.run() == (3, None)
+    await world.put("a", 4)
+    assert await derived.run() == (None, 4)
+
+
+async def test_it_is_readable_however_much_was_collected_meanwhile(
+    world: Observed,
+) -> None:
+    derived = Derived(world)
+    await register(world.context, [derived.observer])
+    await world.put("a", 1)
+    await derived.run()
+    for value in (2, 3):
+        await world.put("a", value)
+        await collect(world)
+    assert await derived.run() == (1, 3)
+    async with world.db.transaction() as tx:
+        await tx.delete_row(docs, "a")
+    await collect(world)
+    assert await derived.run() == (3, None)
+    await collect(world)
+    assert await newest_kind(world, b"a") is None, "nothing is kept once it was seen"
+
+
+async def test_a_change_between_the_start_of_a_run_and_its_commit_was_not_seen(
+    world: Observed,
+) -> None:
+    derived = Derived(world)
+    await register(world.context, [derived.observer])
+    await world.put("a", 1)
+    run = world.run_of(await world.work_for(derived.observer))
+    assert await run.begin()
+    await derived.observer(run.transaction, "a")
+    await world.put("a", 2)
+    await run.commit()
+    await world.put("a", 3)
+    await collect(world)
+    assert await derived.run() == (1, 3)
+
+
+async def test_a_run_that_failed_has_seen_nothing_even_if_its_change_was_put_aside(
+    world: Observed,
+) -> None:
+    derived = Derived(world, attempts=1)
+    async with world.db.run_observers([derived.observer]):
+        await world.put("a", 1)
+        await world.until_nothing_waits()
+        derived.problem = ValueError("not yet")
+        await world.put("a", 2)
+        await world.until_nothing_waits()
+        assert len(await world.dead_letters()) == 1
+        await collect(world)
+        derived.problem = None
+        await DeadLetterBox(world.context).retry(await world.dead_letters())
+        await world.until_nothing_waits()
+    assert derived.told == [(None, 1), (1, 2)]
+
+
+async def test_an_observer_that_is_registered_again_remembers_what_it_saw(
+    world: Observed,
+) -> None:
+    derived = Derived(world)
+    await register(world.context, [derived.observer])
+    await world.put("a", 1)
+    await derived.run()
+    await remove_observer(world.context, docs.name, "derived")
+    await world.put("a", 2)
+    await collect(world)
+    await register(world.context, [derived.observer])
+    await world.put("a", 3)
+    assert await derived.run() == (1, 3)
+
+
+async def test_the_backfill_of_a_cell_that_was_never_handled_finds_nothing_before(
+    world: Observed,
+) -> None:
+    derived = Derived(world)
+    await world.put("a", 1)
+    await world.put("a", 2)
+    async with world.db.run_observers([derived.observer]):
+        await world.db.wait_for_observers()
+    assert derived.told == [(None, 2)]
+
+
+async def test_a_run_that_another_has_overtaken_is_refused_what_may_be_gone(
+    world: Observed,
+) -> None:
+    derived = Derived(world)
+    await register(world.context, [derived.observer])
+    await world.put("a", 1)
+    await derived.run()
+    await world.put("a", 2)
+    work = await world.work_for(derived.observer)
+    late = world.run_of(work)
+    assert await late.begin()
+    await derived.run()
+    await collect(world)
+    with pytest.raises(SnapshotTooOld):
+        await derived.observer(late.transaction, "a")
+    late.transaction.rollback()
+
+
+async def test_it_costs_one_message_only_where_it_is_asked_for(
+    world: Observed,
+) -> None:
+    derived = Derived(world)
+    await register(world.context, [derived.observer])
+    trips = []
+    for value in (1, 2):
+        await world.put("a", value)
+        run = world.run_of(await world.work_for(derived.observer))
+        assert await run.begin()
+        before = run.transaction.statistics.round_trips
+        await derived.observer(run.transaction, "a")
+        await derived.observer(run.transaction, "a")
+        trips.append(run.transaction.statistics.round_trips - before)
+        await run.commit()
+        await forget(world, run)
+    assert trips == [0, 1], "nothing was seen before the first run"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"weak": True}, "weak observer 'derived': it does not record its runs"),
+        ({"deletes": False}, "'derived', which deletes=False does not tell of deletions"),
+    ],
+)
+async def test_an_observer_that_cannot_know_is_told_so(
+    world: Observed, options: dict[str, bool], why: str
+) -> None:
+    derived = Derived(world, **options)
+    await register(world.context, [derived.observer])
+    async with world.db.transaction() as tx:
+        tx.set("a", source, 1)
+        if options.get("weak"):
+            tx.notify("a", source)
+    run = world.run_of(await world.work_for(derived.observer))
+    assert await run.begin()
+    with pytest.raises(UsageError, match=why):
+        await derived.observer(run.transaction, "a")
+    run.transaction.rollback()
+
+
+async def test_of_other_cells_and_in_other_transactions_nothing_is_known(
+    world: Observed,
+) -> None:
+    derived = Derived(world)
+    await register(world.context, [derived.observer])
+    await world.put("a", 1)
+    run = world.run_of(await world.work_for(derived.observer))
+    assert await run.begin()
+    tx: Any = run.transaction
+    for row, column in (("b", source), ("a", copy)):
+        with pytest.raises(UsageError, match="which this run is not for"):
+            await tx.previous(row, column)
+    run.transaction.rollback()
+    plain = world.db.transaction()
+    with pytest.raises(UsageError, match="this transaction is no run of one"):
+        await plain.previous("a", source)
+    plain.rollback()
 
 
 Read = Callable[[aio.Transaction, str], Awaitable[list[int | None]]]

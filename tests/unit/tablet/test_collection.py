@@ -485,6 +485,112 @@ async def test_the_acknowledgement_of_a_dead_letter_stays_wherever_it_is_stored(
     assert await acknowledgements(rig) == [(b"a", 15)]
 
 
+# What a cell held when an observer last ran stays under a newer version, and can be read by the
+# acknowledgement that says so.
+
+
+def acknowledged(row: bytes, end: int, start: int, observer: bytes = b"observer") -> pb.Mutation:
+    """The run that began at `start` has committed at `end`."""
+    hidden = acknowledgement_column(observer, COLUMN)
+    record = write_record(start, Acknowledgement(start).encode())
+    return mutation(row, put(WRITE, record, end), column=hidden)
+
+
+async def last_seen(rig: Rig, row: bytes, at: int, **fields: Any) -> list[bytes]:
+    """What the run that began then has seen. Raises the refusal."""
+    asked = {"acknowledgement": acknowledgement_column(b"observer", COLUMN), **fields}
+    read = pb.RowRead(row=row, columns=[COLUMN], timestamp=at, **asked)
+    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))
+    for refused in result.refused:
+        raise from_detail(refused.error)
+    return [*result.found.values]
+
+
+async def versions(rig: Rig, row: bytes = b"a") -> list[int]:
+    return [
+        cell.timestamp
+        for cell in await rig.cells(WRITE)
+        if cell.row == row and observed_column(cell.column) is None
+    ]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_what_an_observer_has_last_seen_stays_until_it_has_run_again(
+    rig: Rig, apart: bool
+) -> None:
+    write = in_data if apart else written
+    for end in (11, 13, 15, 17, 19):
+        await rig.apply(write(b"a", end - 1, end, b"%d" % end))
+    await rig.apply(acknowledged(b"a", 14, 12), acknowledged(b"a", 16, 15))
+    assert await collected(rig, 20) == (7 if apart else 4)
+    assert await versions(rig) == [19, 15], "neither the one before, nor the one in between"
+    assert await last_seen(rig, b"a", 15) == [b"15"]
+    with pytest.raises(SnapshotTooOld):
+        await last_seen(rig, b"a", 15, acknowledgement=b"")
+    await rig.apply(acknowledged(b"a", 22, 21))
+    with pytest.raises(SnapshotTooOld):
+        await last_seen(rig, b"a", 15)
+    await collected(rig, 30)
+    assert await versions(rig) == [19]
+
+
+async def test_each_observer_keeps_what_it_has_seen_itself(rig: Rig) -> None:
+    await rig.apply(*(written(b"a", end - 1, end, b"%d" % end) for end in (11, 13, 15, 17, 19)))
+    await rig.apply(acknowledged(b"a", 16, 14), acknowledged(b"a", 12, 11, b"other"))
+    await rig.apply(acknowledged(b"a", 20, 18, b"third"))
+    await collected(rig, 20)
+    assert await versions(rig) == [19, 17, 13, 11]
+
+
+async def test_what_was_seen_before_anything_newer_holds_nothing_else(rig: Rig) -> None:
+    await rig.apply(*(written(b"a", end - 1, end) for end in (11, 13, 15, 17)))
+    await rig.apply(acknowledged(b"a", 18, 16))
+    await collected(rig, 16)
+    assert await versions(rig) == [17, 15]
+
+
+async def test_a_run_that_saw_nothing_is_not_told_of_what_was_there_before(rig: Rig) -> None:
+    await rig.apply(written(b"a", 10, 11, b"old"), record(b"a", 12, 13, DELETE))
+    await rig.apply(acknowledged(b"a", 15, 14), written(b"a", 16, 17, b"new"))
+    await collected(rig, 20)
+    assert await last_seen(rig, b"a", 14) == []
+    assert await versions(rig) == [17, 13], "the deletion: what it hides goes in another write"
+
+
+async def test_what_was_seen_under_a_deletion_stays_as_long_as_that(rig: Rig) -> None:
+    await rig.apply(written(b"a", 10, 11, b"old"), acknowledged(b"a", 13, 12))
+    await rig.apply(record(b"a", 14, 15, DELETE), notified(b"a", 15))
+    await collected(rig, 20)
+    assert await versions(rig) == [15, 11]
+    assert await last_seen(rig, b"a", 12) == [b"old"]
+    await rig.apply(mutation(b"a", delete(NOTIFY, 15, b"observer")))
+    await collected(rig, 30)
+    assert await stored(rig, WRITE) == [], "nothing comes back from under the deletion"
+
+
+async def test_what_was_seen_stays_while_a_later_change_is_a_dead_letter(rig: Rig) -> None:
+    hidden = acknowledgement_column(b"observer", COLUMN)
+    put_aside = Acknowledgement(12, has_dead_letter=True).encode()
+    await rig.apply(written(b"a", 10, 11, b"old"), acknowledged(b"a", 13, 12))
+    await rig.apply(written(b"a", 14, 15, b"bad"))
+    await rig.apply(mutation(b"a", put(WRITE, write_record(17, put_aside), 18), column=hidden))
+    await collected(rig, 20)
+    assert await last_seen(rig, b"a", 12) == [b"old"]
+
+
+async def test_what_has_expired_is_not_kept_for_an_observer(aging: Rig) -> None:
+    await aging.apply(written(b"a", ms(1), ms(2), b"old"), acknowledged(b"a", ms(4), ms(3)))
+    await aging.apply(written(b"a", ms(5), ms(6), b"new"))
+    await collected(aging, ms(1_000_000))
+    assert await stored(aging, WRITE) == []
+
+
+async def test_only_the_column_of_an_acknowledgement_is_read_by_it(rig: Rig) -> None:
+    for wrong in (b"other", acknowledgement_column(b"observer", b"other")):
+        with pytest.raises(InvalidArgument, match=r"reads\[0\].acknowledgement: expected"):
+            await last_seen(rig, b"a", 15, acknowledgement=wrong)
+
+
 # A read below a safe point that is raised meanwhile is told so, whatever is deleted under it.
 
 ROWS = [b"r%04d" % number for number in range(400)]
