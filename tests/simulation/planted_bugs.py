@@ -341,6 +341,18 @@ BUGS = (
         for plant, share in protocol_bugs.FAMILY_BUGS
     ),
     Bug(observer_bugs.changes_during_a_pause_are_not_looked_at, workload="chains"),
+    *(
+        Bug(
+            plant,
+            kinds,
+            workload="inverted",
+            with_master=True,
+            on_rows=on_rows,
+            seconds_max=6.0,
+            seeds_max=300,
+        )
+        for plant, kinds, on_rows in observer_bugs.PREVIOUS_BUGS
+    ),
     *(Bug(plant, workload="chains", is_quickly_caught=True) for plant in observer_bugs.BATCH_BUGS),
     *(
         Bug(plant, workload="recipes", is_quickly_caught=True)

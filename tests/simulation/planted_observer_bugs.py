@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from percolator import aio
+from percolator.aio import observing
 from percolator.aio.reader import Reader
 from percolator.aio.transaction import TransactionInternals
-from percolator.errors import CellAddress, OutcomeUnknown, PercolatorError
-from percolator.formats.records import START_TIMESTAMP_BYTES
+from percolator.errors import CellAddress, OutcomeUnknown, PercolatorError, SnapshotTooOld
+from percolator.formats.records import START_TIMESTAMP_BYTES, acknowledgement_column
 from percolator.history import fates
 from percolator.history.fates import Fates, Judged
-from percolator.observers import backfill, quiet
+from percolator.observers import backfill, quiet, watched_cell
 from percolator.observers import intent_notifications as finding
 from percolator.observers.context import Admission, WorkerContext
 from percolator.observers.intent_notifications import IntentNotifications
@@ -31,17 +32,20 @@ from percolator.protocol.announcing import Announcement
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit
 from percolator.protocol.conflicts import MetLock
-from percolator.protocol.environment import ROLLED_BACK, Environment, OpenStarts
+from percolator.protocol.environment import ROLLED_BACK, Environment, OpenStarts, Statistics
+from percolator.protocol.read import read_rows
 from percolator.protocol.roll_forward import Rolling
 from percolator.recipes.combine_queue import CombineQueue
 from percolator.recipes.export_queue import ExportQueue
 from percolator.recipes.index import IndexEntries
 from percolator.recipes.sharded_counter import ShardedCounter
 from percolator.routing.catalog import Catalog, TableSchema
-from percolator.routing.cells import FoundCell
-from percolator.rowstore import intents
+from percolator.routing.cells import FoundCell, RowRequest
+from percolator.rowstore import intents, reads
+from percolator.rowstore.collection import Plan, _Row
 from percolator.rowstore.intents import Intent, Intents, SharedWrites
-from percolator.rowstore.port import RowChange
+from percolator.rowstore.port import RowChange, StoredCell
+from percolator.schema import Table as AnyTable
 from percolator.services.master.cluster_map import Table
 from percolator.services.master.collection import CollectionTimes
 from percolator.services.master.leader import Tables
@@ -59,7 +63,7 @@ from percolator.tablet.upkeep import Upkeep
 from percolator.timestamps import SEQUENCE_BITS, is_expired
 from percolator.v1 import master_pb2
 from percolator.v1.cells_pb2 import SPACE_NOTIFY, Cell
-from percolator.v1.tabletserver_pb2 import Mutation
+from percolator.v1.tabletserver_pb2 import Mutation, RowRead
 from tests.patching import in_place_of
 from tests.simulation import programs
 from tests.simulation.bug import PerSeed
@@ -694,6 +698,125 @@ COLLECTION_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | No
 )
 """Each with the disruptions that reveal it, and the workload; but for the safe point that is
 forgotten, which takes owners that change when something was collected."""
+
+
+# Bugs of what an observer has last seen: one for each of the rules.
+
+
+def what_was_last_seen_is_collected(patch: Patch) -> None:
+    """It is older than a version below the safe point, and an observer still has to undo it."""
+    patch.setattr(_WalkOfVersions, "_was_last_seen", lambda self, cell, timestamp: False)
+    collect_eagerly(patch)
+
+
+def what_was_last_seen_is_collected_from_a_row(patch: Patch) -> None:
+    """The same on a row store."""
+    correct = _Row._hear_of_runs
+
+    @in_place_of(patch, _Row, "_hear_of_runs")
+    def wrong(self: _Row, column: bytes, records: Sequence[StoredCell]) -> None:
+        correct(self, column, records)
+        self._last_runs.clear()
+
+
+def what_was_seen_is_left_under_a_deletion(patch: Patch) -> None:
+    """The deletion is collected, and what it has deleted is there again."""
+    correct = _WalkOfVersions._end_cell
+
+    @in_place_of(patch, _WalkOfVersions, "_end_cell")
+    def wrong(self: _WalkOfVersions) -> None:
+        self._seen = []
+        correct(self)
+
+    collect_eagerly(patch)
+
+
+def what_was_seen_is_left_under_a_deletion_in_a_row(patch: Patch) -> None:
+    """The same on a row store."""
+    correct = _Row.plan
+
+    @in_place_of(patch, _Row, "plan")
+    def wrong(self: _Row) -> Plan:
+        plan = correct(self)
+        seen = [one for cells in self._seen.values() for one in cells]
+        plan.last = [[one for one in group if one not in seen] for group in plan.last]
+        return plan
+
+
+def the_version_before_is_taken_for_what_was_seen(patch: Patch) -> None:
+    """A run handles several changes: nobody undoes what the last run has seen."""
+    _looks_back_to(patch, lambda start, newest: newest - 1)
+
+
+def what_was_committed_during_a_run_counts_as_seen_by_it(patch: Patch) -> None:
+    """As if the acknowledgement were written at its commit timestamp."""
+    during = 500 << SEQUENCE_BITS
+    _looks_back_to(patch, lambda start, newest: min(start + during, newest - 1))
+
+
+def _looks_back_to(patch: Patch, moment: Callable[[int, int], int]) -> None:
+    """`moment` is given the start of the last run, and the newest change. The reads name no
+    acknowledgement; where they are refused, since what they want may be gone, all is right."""
+    correct = watched_cell.look_back
+
+    @in_place_of(patch, observing, "look_back")
+    async def wrong(
+        env: Environment,
+        cleanup: Cleanup,
+        last_runs: Mapping[Work, int],
+        deadline: float,
+        statistics: Statistics,
+    ) -> dict[Work, bytes | None]:
+        seen: dict[Work, bytes | None] = {}
+        for work, start in last_runs.items():
+            at = moment(start, max(work.timestamps))
+            read = RowRead(row=work.row, columns=(work.column,), timestamp=at)
+            asked = RowRequest(work.watched.table_id, read)
+            try:
+                (answer,) = await read_rows(env, cleanup, [asked], deadline, statistics)
+            except SnapshotTooOld:
+                return await correct(env, cleanup, last_runs, deadline, statistics)
+            found = answer.found.get(work.column)
+            seen[work] = found.value if found and start else None
+        return seen
+
+
+def delete_row_drops_the_acknowledgement(patch: Patch) -> None:
+    """What was derived from the row stays for ever."""
+    correct = aio.Transaction.delete_row
+
+    @in_place_of(patch, aio.Transaction, "delete_row")
+    async def wrong(self: aio.Transaction, table: AnyTable[bytes], row: bytes) -> None:
+        await correct(self, table, row)
+        info = await self._reader.info(table, self._reader.deadline(None))
+        for observer in (b"invert", b"invert many"):
+            hidden = acknowledgement_column(observer, b"source")
+            self._buffer.cells.delete(CellAddress(info.table_id, row, hidden))
+
+
+def a_run_that_was_overtaken_reads_what_may_be_gone(patch: Patch) -> None:
+    """The tablet does not look whether it is still the last one that has acknowledged."""
+    patch.setattr(PointReads, "_was_last_seen", lambda self, read: bool(read.acknowledgement))
+    collect_eagerly(patch)
+
+
+def a_run_that_was_overtaken_reads_what_may_be_gone_from_a_row(patch: Patch) -> None:
+    """The same on a row store."""
+    patch.setattr(reads, "_was_last_seen", lambda cells, wanted: bool(wanted.acknowledgement))
+
+
+PREVIOUS_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
+    (what_was_last_seen_is_collected, (), False),
+    (what_was_last_seen_is_collected_from_a_row, (), True),
+    (what_was_seen_is_left_under_a_deletion, (), False),
+    (what_was_seen_is_left_under_a_deletion_in_a_row, (), True),
+    (the_version_before_is_taken_for_what_was_seen, (), False),
+    (what_was_committed_during_a_run_counts_as_seen_by_it, (), False),
+    (delete_row_drops_the_acknowledgement, (), False),
+    (a_run_that_was_overtaken_reads_what_may_be_gone, (Kind.PAUSE,), False),
+    (a_run_that_was_overtaken_reads_what_may_be_gone_from_a_row, (Kind.PAUSE,), True),
+)
+"""Each, the disruptions that reveal it, and whether it is in the code for row stores."""
 
 
 # Bugs of values that expire: one for each of their rules.

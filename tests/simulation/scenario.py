@@ -24,11 +24,13 @@ _BURSTS_SHARE = 0.3
 _BURST_SECONDS = 1.0
 _TIMES_IN_A_CROWD = 4
 """A crowd runs this many times the transactions, at hardly a higher cost."""
-_WITH_OBSERVERS = {"chains", "newcomers", "recipes"}
 _QUEUES_SHARE = 0.5
 """Of the seeds that draw "counters", so many run "queues"."""
+_WITH_OBSERVERS = {"chains", "inverted", "newcomers", "recipes"}
 _NEWCOMERS_SHARE = 0.4
 """The share of the seeds that drew `chains` and run `newcomers`: both are about observers."""
+_INVERTED_SHARE = 0.4
+"""The share of the others that run `inverted`."""
 _ON_DUTY_SHARE = 0.4
 """The share of the seeds that drew `hubs` and run `on duty`: both are about read locks."""
 _ONLY_ON_TABLETS = {"expiring", "feeds"}
@@ -173,6 +175,8 @@ def scenario_of(
     drawn = chance.choice(sorted(WORKLOADS))
     if drawn == "chains" and Random(f"newcomers {seed}").random() < _NEWCOMERS_SHARE:
         drawn = "newcomers"
+    elif drawn == "chains" and Random(f"inverted {seed}").random() < _INVERTED_SHARE:
+        drawn = "inverted"
     if drawn == "hubs" and Random(f"on duty {seed}").random() < _ON_DUTY_SHARE:
         drawn = "on duty"
     if drawn == "counters" and Random(f"queues {seed}").random() < _QUEUES_SHARE:

@@ -17,7 +17,7 @@ from tests.simulation.workloads.drops import (
 )
 from tests.simulation.workloads.jobs import Deciders, Jobs
 from tests.simulation.workloads.loads import Arrivals, Feeds, Loaders, Loads
-from tests.simulation.workloads.observers import Chains, Newcomers, Recipes
+from tests.simulation.workloads.observers import Chains, Inverted, Newcomers, Recipes
 from tests.simulation.workloads.transactions import (
     Appends,
     Bank,
@@ -75,6 +75,7 @@ class Mixed(Workload):
 
 ON_ROWS: dict[str, MakeWorkload] = {
     "chains": lambda: Chains(gathers=False),
+    "inverted": lambda: Inverted(gathers=False),
     "loads": Arrivals,
     "successors": lambda: Mixed([Successors(), Drops(pause_seconds_max=0.4)]),
 }
@@ -95,6 +96,7 @@ UNDRAWN: dict[str, MakeWorkload] = {
     "changing ttls": ChangingTtls,
     "deciders": Deciders,
     "drops": Drops,
+    "inverted": Inverted,
     "loaders": Loaders,
     "recreations": Recreations,
     "newcomers": Newcomers,

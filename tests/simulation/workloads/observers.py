@@ -31,7 +31,7 @@ from percolator.recipes import (
     KeyChange,
     ShardedCounter,
 )
-from tests.isolation.history import Put
+from tests.isolation.history import Delete, Put
 from tests.simulation.sessions import Cells, RecordedTx, Session
 from tests.simulation.workloads.workload import Ending, Workload, preferred
 
@@ -143,6 +143,141 @@ class Chains(Workload):
 async def _add(tx: Transaction, row: bytes, counter: Column[bytes], number: int) -> None:
     before = await tx.get(row, counter, default=b"0")
     await tx.set(row, counter, b"%d" % (int(before) + number))
+
+
+# An index that its observers keep by what they are told: what the cell held when they last ran, and
+# what it holds. They pause for so long that what they have seen is below the safe point by then.
+#
+#     source ─┬─ invert ──────────────────────────> VALUE: its row
+#             ├─ invert many, several rows at once ─> the same in another column
+#             └─ skim (deletes do not wake it) runs rarely, so that what it has seen lies under
+#                deletions that nobody waits for
+
+_LONG_PAUSE_SECONDS = 2.0
+_DELETED_SHARE = 0.25
+_WAITS_EVERY = 5
+_WAITS_SECONDS = 0.5
+"""So that another run for the change may overtake one before it asks."""
+
+
+class _Told(NamedTuple):
+    """What one attempt to run was told."""
+
+    observer: str
+    at: int
+    row: bytes
+    was: bytes | None
+
+
+class Inverted(Workload):
+    """Each value leads to its row, and nothing else leads anywhere."""
+
+    def __init__(self, *, gathers: bool = True) -> None:
+        """`gathers`: with an observer of several rows at once, which only tablets have."""
+        self.cells = Cells("inverted", (_ROWS[3], _ROWS[6]))
+        self._source = self.cells.column("source")
+        self._index = Cells("values")
+        self._told: list[_Told] = []
+
+        @observes(self._source, name="invert", pause=_LONG_PAUSE_SECONDS, attempts=_ATTEMPTS)
+        async def invert(tx: Transaction, row: bytes) -> None:
+            await self._invert(tx, "invert", [row])
+
+        @observes(self._source, name="invert many", batch=_BATCH, attempts=_ATTEMPTS)
+        async def invert_many(tx: Transaction, rows: Sequence[bytes]) -> None:
+            await self._invert(tx, "invert many", rows)
+
+        @observes(
+            self._source,
+            name="skim",
+            deletes=False,
+            pause=_LONG_PAUSE_SECONDS,
+            attempts=_ATTEMPTS,
+        )
+        async def skim(tx: Transaction, row: bytes) -> None:
+            await tx.get(row, self._source)
+
+        self._keepers = (
+            {"invert": invert, "invert many": invert_many} if gathers else {"invert": invert}
+        )
+        self._observers = [*self._keepers.values(), skim]
+
+    @property
+    def tables(self) -> tuple[Cells, ...]:
+        return (self.cells, self._index, Cells(DEAD_LETTERS.name))
+
+    @property
+    def observers(self) -> list[Observer]:
+        return self._observers
+
+    async def _invert(self, tx: Transaction, name: str, rows: Sequence[bytes]) -> None:
+        at = await tx.timestamp()
+        if at % _WAITS_EVERY == 0:
+            await asyncio.sleep(_WAITS_SECONDS)
+        entry = self._index.column(name)
+        for row in rows:
+            was, now = await tx.previous(row, self._source), await tx.get(row, self._source)
+            self._told.append(_Told(name, at, row, was))
+            if was is not None and was != now:
+                await tx.delete(was, entry)
+            if now is not None:
+                await tx.set(now, entry, row)
+        if at % _FAILS_EVERY == 0:
+            raise ValueError("now and then")
+
+    async def step(self, session: Session) -> None:
+        rows = session.random.sample(_ROWS, session.random.choice((1, 1, 1, 2)))
+        deletes = session.random.random() < _DELETED_SHARE
+
+        async def body(tx: RecordedTx) -> None:
+            for row in rows:
+                if deletes:
+                    await tx.itself.delete_row(self.cells.table, row)
+                else:
+                    await tx.itself.set(row, self._source, session.unique())
+            tx.note_writes()
+
+        await session.run(body)
+
+    def check(self, ending: Ending) -> Iterable[str]:
+        source = {
+            (cells[b"source"], row)
+            for row, cells in ending.tables[self.cells.name].items()
+            if b"source" in cells
+        }
+        for name in self._keepers:
+            column = name.encode()
+            found = {
+                (value, cells[column])
+                for value, cells in ending.tables[self._index.name].items()
+                if column in cells
+            }
+            if found != source:
+                yield f"the index of {name!r} differs: {sorted(found ^ source)[:3]}"
+        yield from self._wrongly_told(ending)
+
+    def _wrongly_told(self, ending: Ending) -> Iterable[str]:
+        """What runs were told, whether they have committed or not, and is not what the last one
+        that had committed by then has seen."""
+        values: dict[bytes, list[tuple[int, bytes | None]]] = defaultdict(list)
+        runs: dict[tuple[str, bytes], list[tuple[int, int]]] = defaultdict(list)
+        for record in ending.committed():
+            for operation in record.operations:
+                if isinstance(operation, Put | Delete) and operation.key[0] == self.cells.name:
+                    value = operation.value if isinstance(operation, Put) else None
+                    values[operation.key[1]].append((record.commit_ts, value))
+            for _, row, _ in record.triggers:
+                runs[record.observer, row].append((record.commit_ts, record.start_ts))
+        for told in self._told:
+            seen = [run for run in runs[told.observer, told.row] if run[0] <= told.at]
+            _, start = max(seen, default=(0, 0))
+            before = [one for one in values[told.row] if one[0] <= start]
+            _, was = max(before, key=itemgetter(0), default=(0, None))
+            if told.was != was:
+                yield (
+                    f"{told.observer!r} was told at {told.at} that {told.row!r} had held "
+                    f"{told.was!r}, and it had seen {was!r} at {start}"
+                )
 
 
 # Observers that are registered when their cells are there already, or before their table is.
