@@ -114,40 +114,36 @@ class AnsweredCells:
         self._waiting: dict[bytes, list[Record]] = {}
         """The acknowledgements that are held, by the cell that they refer to."""
         self._number = 0
-        self._observers: dict[bytes, None] = {}
+        self.observers: dict[bytes, None] = {}
         """The observers that have acknowledged a cell of the row. There are few: what each has
         acknowledged of a cell is looked up only if one of its versions would be deleted."""
 
     def came_to(self, cell: bytes) -> list[Record]:
         """Returns the acknowledgements of the (encoded) cell that the walk has reached."""
-        if not self._observers:
+        if not self.observers:
             return []
         if not cell.startswith(self._row):
             self.end()
             return []
         return self._waiting.pop(cell, [])
 
-    def acknowledges(self, cell: bytes) -> bool:
-        """True if this cell has to be passed to `meet`, and perhaps to `wait`."""
-        return _MARK in cell
-
     def meet(self, cell: bytes) -> None:
-        """The walk has come to this hidden cell."""
+        """The walk has come to this cell, which has `_MARK` in it."""
         _, behind_row = split_component(cell, 0)
         if cell[:behind_row] != self._row:
             self.end()
             self._row = cell[:behind_row]
         hidden = split_component(cell, behind_row)[0]
         if observed_column(hidden) is not None:
-            self._observers[acknowledging_observer(hidden)] = None
+            self.observers[acknowledging_observer(hidden)] = None
 
     def last_runs(self, storage: Storage[Any], cell: bytes) -> list[int]:
         """The starts of the last runs for this cell, which the walk has reached; 0 if an observer
         of the row has not run for it."""
-        if not self._observers:
+        if not self.observers:
             return []
         observed, _ = split_component(cell, len(self._row))
-        hidden = (acknowledgement_column(one, observed) for one in self._observers)
+        hidden = (acknowledgement_column(one, observed) for one in self.observers)
         return [newest_acknowledged(storage, self._row + component(one)) for one in hidden]
 
     def wait(self, cell: bytes, record: Record) -> None:
@@ -165,7 +161,7 @@ class AnsweredCells:
                 self._gone(record)
         self._waiting.clear()
         self._number = 0
-        self._observers.clear()
+        self.observers.clear()
 
 
 def newest_acknowledged(storage: Storage[Any], hidden: bytes) -> int:
@@ -598,7 +594,7 @@ class _WalkOfVersions:
             self._reach.next_cell()
             self._acknowledgements = self._answered.came_to(cell)
             self._seen_at = None
-            if self._answered.acknowledges(cell):
+            if _MARK in cell:
                 self._answered.meet(cell)
         kind, timestamp = value[WRITE_KIND_OFFSET], timestamp_of(key)
         fate = self._reach.fate(kind, timestamp)
@@ -609,7 +605,11 @@ class _WalkOfVersions:
         match fate:
             case Fate.NEWER:
                 return self._look_above(key, value, timestamp)
-            case Fate.GOES if kind != KIND_LOCK_ONLY and self._was_last_seen(cell, timestamp):
+            case Fate.GOES if (
+                self._answered.observers
+                and kind != KIND_LOCK_ONLY
+                and self._was_last_seen(cell, timestamp)
+            ):
                 if self._deletion is not None:
                     self._seen.append((key, value))
                 self._walked = 0
@@ -618,7 +618,7 @@ class _WalkOfVersions:
                 self._walked = 0
             case Fate.GOES_LAST:
                 self._deletion = key, value
-            case Fate.STAYS if not self._newer and self._answered.acknowledges(cell):
+            case Fate.STAYS if not self._newer and _MARK in cell:
                 self._keep_in_mind(key, value, kind)
         return None
 

@@ -140,7 +140,7 @@ FIRST_SEEDS = {
     "a part begins in a row whatever closed it": 2,
     "a range is cleared by a run that has lost it": 78,
     "a run that was overtaken reads what may be gone": 5,
-    "a run that was overtaken reads what may be gone from a row": 4,
+    "a run that was overtaken reads what may be gone from a row": 22,
     "a transaction counts as gone with its first lock": 166,
     "a ttl becomes longer while expired cells are deleted": 58,
     "abort not primary first": 27,
