@@ -370,6 +370,9 @@ class Transaction(Reads[aio.Transaction]):
         >>> tx.get("bob", balance, default=0)
         >>> tx.get("total", visits, for_update=True)
         """
+        # By hand: what is at hand needs no trip to the event loop.
+        if for_update is False:
+            return super().get(row, column, default, timeout=timeout)
         return self._call(
             partial(
                 self._asynchronous.get, row, column, default, for_update=for_update, timeout=timeout

@@ -281,6 +281,18 @@ def test_many_threads_share_one_database(percolator_db: Database) -> None:
     assert sum(1 for _ in percolator_db.snapshot().scan(accounts)) == 160
 
 
+def test_what_a_transaction_has_written_is_read_without_a_trip_to_the_event_loop(
+    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    percolator_db.create_table(accounts)
+    for serializable in (False, True):
+        with percolator_db.transaction(serializable=serializable) as tx:
+            tx.set("bob", balance, 7)
+            with monkeypatch.context() as patch:
+                patch.setattr(tx, "_call", lambda *_: pytest.fail("it took a trip"))
+                assert tx.get("bob", balance) == 7
+
+
 def test_a_closed_database_refuses_use_and_closing_twice_is_harmless() -> None:
     db = percolator.testing.connect()
     db.close()
