@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import grpc
@@ -358,11 +358,15 @@ PERHAPS: dict[str, Answering] = {
 }
 
 
+_LOST_AT_MOST = 10
+"""The most calls that are lost with a connection."""
+
+
 async def error_of(answer: Answering) -> tuple[errors.PercolatorError, Peer]:
     """The error of a change, after which the next one is answered.
 
-    gRPC may fail the call of a lost connection before it gives the connection up: one more call can
-    be begun on it, and is lost with it.
+    gRPC may fail the call of a lost connection before it gives the connection up: until it does,
+    further calls are begun on it, and are lost with it.
     """
     peer = Peer(answer)
     network = BigtableNetwork()
@@ -372,12 +376,12 @@ async def error_of(answer: Answering) -> tuple[errors.PercolatorError, Peer]:
             await change(CHANGE, SECONDS)
         calls = peer.calls
         peer.answer_call = lambda peer, stream: peer.answer(stream, MADE)
-        try:
-            made = await change(CHANGE, SECONDS)
-        except errors.Unavailable:
-            assert answer is dropping
-            made = await change(CHANGE, SECONDS)
-        assert made == MADE
+        made = None
+        for _ in range(_LOST_AT_MOST if answer is dropping else 0):
+            with suppress(errors.Unavailable):
+                made = await change(CHANGE, SECONDS)
+                break
+        assert (made or await change(CHANGE, SECONDS)) == MADE
         peer.calls = calls
         await network.close()
     return caught.value, peer
