@@ -563,14 +563,14 @@ def transactions_hold_rows_while_their_range_is_being_closed(patch: Patch) -> No
 def a_range_is_cleared_by_a_run_that_has_lost_it(patch: Patch) -> None:
     """It looks for its fence only before the first of its writes."""
     correct = bulk_load._of_run
-    looked: set[int] = set()
+    looked: PerSeed[set[int]] = PerSeed(set)
 
     @in_place_of(patch, bulk_load, "_of_run")
     def wrong(state: TabletState, asked: LoadFence) -> LoadFence:
         present = state.load_fences.get(asked.name)
-        if asked.run in looked and present is not None and asked.start:
+        if asked.run in looked.now() and present is not None and asked.start:
             return replace(present, commit_timestamp=0)
-        looked.add(asked.run)
+        looked.now().add(asked.run)
         return correct(state, asked)
 
     patch.setattr(bulk_load, "CLEARED_PER_WRITE", 1)
