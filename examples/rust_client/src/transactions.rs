@@ -140,6 +140,7 @@ impl Transaction<'_> {
         let request = GetRequest {
             start_timestamp: self.start,
             rows: queries,
+            ..Default::default()
         };
         let told = self
             .gateways
