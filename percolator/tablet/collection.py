@@ -555,7 +555,7 @@ class _WalkOfVersions:
         """The starts of last runs of observers that have seen a version older than that and than
         those the walk has come to; None until it matters."""
         self._seen: list[Record] = []
-        """What they saw then, under a deletion: it may be deleted with that."""
+        """Versions that they saw then, under a deletion: they may be deleted with it."""
         self._lifetimes = state.lifetimes
         self._any_expires = bool(state.lifetimes)
         self.history_bytes = 0

@@ -161,8 +161,8 @@ class Turns:
     # ------------------------------------------------------------------ commits
 
     def followers(self, cells: Iterable[bytes], start: int) -> int:
-        """Whether a timestamp is to be set aside with the commit of a transaction: if so, the
-        number of the first that comes too late for it, else 0. Asked before the timestamps are."""
+        """The number of the first call that comes too late for the timestamp above a transaction's
+        commit; 0 if nobody waits for that. Called before the timestamps are fetched."""
         for cell in cells:
             queue = self.queues.get(cell)
             if queue is not None and queue.turn.start == start and queue.waiting:

@@ -710,7 +710,7 @@ def what_was_last_seen_is_collected(patch: Patch) -> None:
 
 
 def what_was_last_seen_is_collected_from_a_row(patch: Patch) -> None:
-    """The same on a row store."""
+    """The bug above, on a row store."""
     correct = _Row._hear_of_runs
 
     @in_place_of(patch, _Row, "_hear_of_runs")
@@ -732,7 +732,7 @@ def what_was_seen_is_left_under_a_deletion(patch: Patch) -> None:
 
 
 def what_was_seen_is_left_under_a_deletion_in_a_row(patch: Patch) -> None:
-    """The same on a row store."""
+    """The bug above, on a row store."""
     correct = _Row.plan
 
     @in_place_of(patch, _Row, "plan")
@@ -782,7 +782,7 @@ def _looks_back_to(patch: Patch, moment: Callable[[int, int], int]) -> None:
 
 
 def delete_row_drops_the_acknowledgement(patch: Patch) -> None:
-    """What was derived from the row stays for ever."""
+    """Rows that were derived from the deleted one stay for ever."""
     correct = aio.Transaction.delete_row
 
     @in_place_of(patch, aio.Transaction, "delete_row")
@@ -801,7 +801,7 @@ def a_run_that_was_overtaken_reads_what_may_be_gone(patch: Patch) -> None:
 
 
 def a_run_that_was_overtaken_reads_what_may_be_gone_from_a_row(patch: Patch) -> None:
-    """The same on a row store."""
+    """The bug above, on a row store."""
     patch.setattr(reads, "_was_last_seen", lambda cells, wanted: bool(wanted.acknowledgement))
 
 

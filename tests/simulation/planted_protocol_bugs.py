@@ -1042,7 +1042,7 @@ def _read_without_locks(patch: Patch, name: str) -> None:
 
 
 def single_reads_are_not_locked(patch: Patch) -> None:
-    """What the transaction has read may have changed by its commit."""
+    """A cell that the transaction has read may have changed by its commit."""
     _read_without_locks(patch, "get")
 
 

@@ -25,7 +25,7 @@ _BURST_SECONDS = 1.0
 _TIMES_IN_A_CROWD = 4
 """A crowd runs this many times the transactions, at hardly a higher cost."""
 _QUEUES_SHARE = 0.5
-"""Of the seeds that draw "counters", so many run "queues"."""
+"""The share of the seeds that drew `counters` and run `queues`: both are about hot cells."""
 _WITH_OBSERVERS = {"chains", "inverted", "newcomers", "recipes"}
 _NEWCOMERS_SHARE = 0.4
 """The share of the seeds that drew `chains` and run `newcomers`: both are about observers."""
