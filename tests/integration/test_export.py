@@ -392,38 +392,6 @@ async def test_a_part_that_was_damaged_in_the_meantime_is_exported_again(
         importer.verify(directory)
 
 
-async def test_a_part_is_not_closed_while_it_is_being_written(
-    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise a cancelled export would end the whole process: the file's library aborts."""
-    writing, go_on = threading.Event(), threading.Event()
-    done: list[str] = []
-
-    class SlowFile:
-        def __init__(self, *_arguments: object) -> None:
-            pass
-
-        def write(self, _piece: object) -> None:
-            writing.set()
-            assert go_on.wait(30)
-            done.append("written")
-
-        def close(self) -> None:
-            done.append("closed")
-
-    monkeypatch.setattr(part_files, "create", SlowFile)
-    monkeypatch.setattr(exporter, "PARTS_AT_A_TIME", 1)
-    async with connect(cluster.address) as db:
-        export = asyncio.create_task(exporter.export(db, tmp_path / "copy", tables=[shop.name]))
-        assert await asyncio.to_thread(writing.wait, 30)
-        export.cancel()
-        await asyncio.wait([export], timeout=0.3)  # as long as it might take to close it
-        go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await export
-    assert done == ["written", "closed"]
-
-
 async def test_an_interrupted_export_is_not_resumed_if_its_table_was_created_again(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:

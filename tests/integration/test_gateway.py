@@ -352,8 +352,7 @@ def test_the_commands_shown_in_the_guide_do_what_it_says(cluster: LocalCluster) 
         text=True,
         timeout=50,
     )
-    assert done.stderr == ""
-    assert done.returncode == 0
+    assert (done.returncode, done.stderr) == (0, "")
     committed = re.findall(r'"commitTimestamp": "(\d+)"\n}', done.stdout)
     first, again, followed = committed
     assert first == again, "the repeated commit got a different answer"
@@ -389,19 +388,26 @@ async def _lie_in_a_stream(raw: bytes, context: grpc.aio.ServicerContext) -> Asy
     yield GARBAGE
 
 
-async def test_a_response_that_cannot_be_decoded_is_an_error(network: GrpcNetwork) -> None:
+@asynccontextmanager
+async def served(handler: grpc.GenericRpcHandler) -> AsyncIterator[str]:
+    """The address of a server that answers with this handler."""
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((_Liar(),))
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+async def test_a_response_that_cannot_be_decoded_is_an_error(network: GrpcNetwork) -> None:
+    async with served(_Liar()) as address:
         with pytest.raises(ExecutionUnknown, match="not a message of its type"):
             await network.unary(address, GET_TIMESTAMPS)(GetTimestampsRequest(count=1), 10.0)
         with pytest.raises(ExecutionUnknown, match="not a message of its type"):
             async for _ in network.stream(address, SCAN)(ScanRequest(), 10.0):
                 pass
-    finally:
-        await server.stop(0)
 
 
 async def test_a_call_on_a_closed_network_raises_a_typed_error(network: GrpcNetwork) -> None:
@@ -476,14 +482,8 @@ async def silent_server() -> AsyncIterator[tuple[str, asyncio.Event]]:
                 return grpc.unary_stream_rpc_method_handler(never_any)
             return grpc.unary_unary_rpc_method_handler(never)
 
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((Silent(),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}", asked
-    finally:
-        await server.stop(None)
+    async with served(Silent()) as address:
+        yield address, asked
 
 
 async def _unary(network: GrpcNetwork, address: str) -> None:
@@ -515,14 +515,8 @@ async def endless_server() -> AsyncIterator[tuple[str, asyncio.Event]]:
         def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
             return grpc.unary_stream_rpc_method_handler(endless)
 
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((Endless(),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}", ended
-    finally:
-        await server.stop(None)
+    async with served(Endless()) as address:
+        yield address, ended
 
 
 def test_a_stream_that_is_left_ends_at_once_without_the_garbage_collector() -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -20,12 +17,10 @@ import pytest
 
 from percolator import Table, aio, codecs, errors
 from percolator.errors import (
-    InvalidArgument,
     NotReady,
     PercolatorError,
     SchemaError,
     SessionExpired,
-    WrongCluster,
 )
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.limits import Limits
@@ -95,20 +90,6 @@ async def test_the_cluster_keeps_its_id_and_its_servers_through_kill_9(
     assert [server.address for server in after.servers] == [first.address, member.address]
 
 
-async def test_a_server_of_another_cluster_or_release_is_refused(
-    network: GrpcNetwork, start: Start, tmp_path: Path
-) -> None:
-    process = start("master", "--store", str(tmp_path / "store"))
-    register = network.unary(process.address, methods.REGISTER)
-    stranger = pb.Server(
-        kind=pb.SERVICE_KIND_ORACLE, server_id="x", address="host:1", version="9.0.0"
-    )
-    with pytest.raises(WrongCluster, match="another"):
-        await register(pb.RegisterRequest(cluster_id="another", server=stranger), 5)
-    with pytest.raises(WrongCluster, match=r"9\.0\.0"):
-        await register(pb.RegisterRequest(server=stranger), 5)
-
-
 def of_another_user(store: Path) -> None:
     store.mkdir()
     (store / "thesis.odt").touch()
@@ -120,43 +101,67 @@ def of_a_newer_release(store: Path) -> None:
     (store / "cluster.json").write_text(json.dumps(newer))
 
 
+def of_an_oracle(mark: bytes) -> Callable[[Path], None]:
+    def prepare(store: Path) -> None:
+        left = store / "coordinator" / "oracle" / "e1.sealed"
+        left.mkdir(parents=True)
+        (left / "mark").write_bytes(coordinator.encode(mark))
+
+    return prepare
+
+
+def missing(store: Path) -> None:
+    """Nothing is there."""
+
+
+def refused_start(directory: Path, *service: str) -> str:
+    """What a service that refuses to start says behind its log, if it has begun one."""
+    arguments = ["--store", str(directory / "store"), "--listen=127.0.0.1:0"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "percolator.cli", "serve", *service, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 2, ended.stderr
+    *log, line = ended.stderr.strip().splitlines()
+    assert [json.loads(entry)["level"] for entry in log] == ["info"] * len(log)
+    assert line.startswith(f"{service[0]}: ")
+    return line
+
+
+MARK = Mark(1_800_000_000_000, "").encode()
+
+
 @pytest.mark.parametrize(
-    ("prepare", "named"),
+    ("service", "prepare", "named"),
     [
-        (of_another_user, "thesis.odt"),
-        (of_a_newer_release, "7.1.0"),
-        (Path.touch, "directory"),
+        ("master", of_another_user, "thesis.odt"),
+        ("master", of_a_newer_release, "7.1.0"),
+        ("master", Path.touch, "directory"),
+        ("tabletserver", missing, "store does not exist"),
+        ("oracle", of_a_newer_release, "has format 99"),
+        ("oracle", Path.touch, "/store"),
+        ("oracle", of_an_oracle(MARK.replace(b"18", b"17")), "'mark' of the role 'oracle' is dam"),
+        ("oracle", of_an_oracle(MARK.replace(b"mark 1", b"mark 3")), "newer version: format 3"),
     ],
 )
 def test_an_unusable_store_root_is_one_line_and_exit_code_2(
-    tmp_path: Path, prepare: Callable[[Path], None], named: str
+    tmp_path: Path, service: str, prepare: Callable[[Path], None], named: str
 ) -> None:
-    store = tmp_path / "store"
-    prepare(store)
-    command = [
-        sys.executable,
-        "-m",
-        "percolator.cli",
-        "serve",
-        "master",
-        "--store",
-        str(store),
-        "--log-format=json",
-    ]
-    command += ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS)
-    assert done.returncode == 2
-    (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("master: ")
-    assert named in line
+    prepare(tmp_path / "store")
+    assert named in refused_start(tmp_path, service)
+
+
+def test_an_oracle_leaves_the_store_of_a_newer_release_alone(tmp_path: Path) -> None:
+    of_a_newer_release(tmp_path / "store")
+    refused_start(tmp_path, "oracle")
+    assert [one.name for one in (tmp_path / "store").iterdir()] == ["cluster.json"]
 
 
 def test_a_master_does_not_accept_addresses_of_masters(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "percolator.cli", "serve", "master", "--store", str(tmp_path)]
-    command += ["--masters", "localhost:7100"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS)
-    assert done.returncode == 2
-    assert "masters" in done.stderr
+    assert "masters" in refused_start(tmp_path, "master", "--masters", "localhost:7100")
 
 
 # A whole cluster whose servers are killed: tablets move, and keep all their data.
@@ -480,21 +485,6 @@ def stop(process: ServiceProcess) -> int:
     return process.wait_stopped()
 
 
-def refused_start(directory: Path) -> str:
-    """The last line of an oracle that refuses to start: what is wrong."""
-    arguments = ["--store", str(directory / "store"), "--listen", "127.0.0.1:0"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "percolator.cli", "serve", "oracle", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=READY_SECONDS,
-        check=False,
-    )
-    assert ended.returncode == 2, ended.stderr
-    assert "Traceback" not in ended.stderr, ended.stderr
-    return ended.stderr.splitlines()[-1]
-
-
 @asynccontextmanager
 async def source_at(address: str) -> AsyncIterator[TimestampSource]:
     async with grpc_network() as network:
@@ -573,7 +563,7 @@ async def test_a_second_oracle_on_the_same_store_is_refused_and_the_first_contin
     tmp_path: Path,
 ) -> None:
     with oracle_running(oracle_process(tmp_path)) as first:
-        line = await asyncio.to_thread(refused_start, tmp_path)
+        line = await asyncio.to_thread(refused_start, tmp_path, "oracle")
         assert f"in use by another oracle, the one at {first.address}; with --standby" in line
         async with source_at(first.address) as source:
             assert await source.get() < await source.get()
@@ -656,50 +646,6 @@ async def test_on_a_full_disk_it_refuses_instead_of_reusing_and_recovers(
         async with source_at(oracle.address) as source:
             received.append(await source.get())
         assert received == sorted(set(received))
-
-
-async def test_bad_requests_and_garbage_on_the_port_are_survived(
-    network: GrpcNetwork, tmp_path: Path
-) -> None:
-    with oracle_running(oracle_process(tmp_path)) as oracle:
-        host, _, port = oracle.address.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=10) as garbage:
-            garbage.sendall(os.urandom(100_000))
-        ask = network.unary(oracle.address, GET_TIMESTAMPS)
-        for count in (0, 1_000_001, 2**32 - 1):
-            with pytest.raises(errors.InvalidArgument) as refused:
-                await ask(GetTimestampsRequest(count=count), 10)
-            assert refused.value.field == "count"
-        first = await ask(GetTimestampsRequest(count=1_000_000), 10)
-        second = await ask(GetTimestampsRequest(count=1), 10)
-        assert second.first >= first.first + 1_000_000
-
-
-def test_state_that_cannot_be_trusted_is_refused_in_one_line(tmp_path: Path) -> None:
-    good = Mark(1_800_000_000_000, "").encode()
-    for name, mark, reason in (
-        ("damaged", good.replace(b"18", b"17"), "'mark' of the role 'oracle' is damaged"),
-        ("newer", good.replace(b"mark 1", b"mark 3"), "written by a newer version: format 3"),
-    ):
-        left = tmp_path / name / "store" / "coordinator" / "oracle" / "e1.sealed"
-        left.mkdir(parents=True)
-        (left / "mark").write_bytes(coordinator.encode(mark))
-        assert reason in refused_start(tmp_path / name)
-
-
-def test_a_store_root_of_a_newer_release_is_refused_although_there_is_no_mark(
-    tmp_path: Path,
-) -> None:
-    store = tmp_path / "store"
-    store.mkdir()
-    (store / "cluster.json").write_text('{"cluster_id": "c", "format": 99}')
-    assert "has format 99" in refused_start(tmp_path)
-    assert not (store / "coordinator").exists()
-
-
-def test_a_store_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "store").write_text("a file where the directory should be")
-    assert f"store: {tmp_path / 'store'}" in refused_start(tmp_path)
 
 
 # The lock service as a process: killed, restarted, paused, and sent nonsense.
@@ -804,24 +750,6 @@ async def test_a_client_that_died_with_the_service_is_dead_only_after_the_longes
         assert caught.value.session_id == died
 
 
-async def test_a_client_that_stops_renewing_dies_and_one_that_renews_does_not(
-    network: GrpcNetwork,
-    service: ServiceProcess,
-) -> None:
-    async with client(service, []) as renewing:
-        living = await renewing.current()
-        assert living is not None
-        opened = await network.unary(service.address, methods.OPEN_SESSION)(
-            locks.OpenSessionRequest(info=locks.SessionInfo(ttl_milliseconds=1_000)), 5
-        )
-        seconds = await until(renewing, opened.session_id, Liveness.DEAD)
-        assert seconds >= 0.9
-        assert await renewing.liveness([living, opened.session_id]) == [
-            Liveness.ALIVE,
-            Liveness.DEAD,
-        ]
-
-
 async def test_a_service_paused_for_longer_than_its_sessions_live_declares_none_of_them_dead(
     service: ServiceProcess,
 ) -> None:
@@ -838,32 +766,3 @@ async def test_a_service_paused_for_longer_than_its_sessions_live_declares_none_
         await becomes_true(lambda: sessions.session_id is not None)
         assert sessions.session_id == session_id
         assert lost == []
-
-
-async def test_bad_input_gets_its_error_and_does_no_harm(service: ServiceProcess) -> None:
-    async with client(service, []) as sessions:
-        session_id = await sessions.current()
-        assert session_id is not None
-        with pytest.raises(InvalidArgument) as caught:
-            await try_lock(service, session_id, b"row 1", b"x" * 1_025)
-        assert caught.value.field == "names[1]"
-        # Half an HTTP/2 preface, then something else.
-        host, _, port = service.address.rpartition(":")
-        _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"PRI * HTTP/2.0\r\n\r\n\x00\xff garbage")
-        await writer.drain()
-        writer.close()
-        assert await try_lock(service, session_id, b"row 1") == [True]
-
-
-async def test_the_metrics_count_sessions_locks_and_refusals(service: ServiceProcess) -> None:
-    async with client(service, []) as sessions:
-        session_id = await sessions.current()
-        assert session_id is not None
-        await try_lock(service, session_id, b"row 1", b"row 2")
-        assert service.ready is not None
-        url = f"http://{service.ready.metrics_address}/metrics"
-        text = (await asyncio.to_thread(urllib.request.urlopen, url)).read().decode()
-        assert "percolator_lockservice_sessions 1.0" in text
-        assert "percolator_lockservice_locks 2.0" in text
-        assert 'percolator_lockservice_refused_total{reason="session_expired"} 0.0' in text

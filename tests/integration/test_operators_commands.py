@@ -330,19 +330,11 @@ async def lock(
     assert (answer.batches[0].mutations, len(answer.batches[0].unapplied)) == (1, 0)
 
 
-def test_status_shows_tables_and_servers_and_what_is_wrong(cluster: LocalCluster) -> None:
+def test_status_shows_tables_and_tablets(cluster: LocalCluster) -> None:
     status = asked(cluster, "status", "--check")
     assert (status["tables"], status["tablets"], status["tablets_served"]) == (3, 4, 4)
     assert status["problems"] == []
     assert "3 tables, 4 of 4 tablets served" in run(cluster, "status")
-    cluster.processes["oracle"].ask_to_stop()
-    cluster.processes["oracle"].wait_stopped()
-    try:
-        while not asked(cluster, "status")["problems"]:
-            assert cluster.processes["master"].exit_code is None
-        assert "! " in run(cluster, "status", "--check", code=3)
-    finally:
-        cluster.restart("oracle")
 
 
 def test_a_new_token_without_a_file_of_tokens_prints_its_entry(
@@ -444,7 +436,7 @@ def test_a_killed_oracle_is_reported_missing_and_comes_back_with_larger_timestam
     deadline = time.monotonic() + MISSED_SECONDS
     while "no oracle is registered" not in command.data("status")["problems"]:
         assert time.monotonic() < deadline
-    assert "no oracle is registered" in command.text("status")
+    assert "! no oracle is registered" in command.text("status")
     output_cluster.restart("oracle")
     assert int(command.data("timestamp")[0]) > before
 

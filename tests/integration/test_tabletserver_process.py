@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from percolator.errors import PercolatorError, StoreFault, StoreUnusable, TabletMoved
+from percolator.errors import PercolatorError
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.services.chassis.store_watch import PROBE
 from percolator.services.local.process import LocalClusterError, ServiceProcess
@@ -94,9 +94,8 @@ async def test_dump_refuses_an_open_tablet_and_shows_a_closed_one_unchanged(
     assert shown.returncode == 0, shown.stderr
     cells = [json.loads(line) for line in shown.stdout.splitlines()]
     (write,) = [cell for cell in cells if cell["space"] == "W"]
-    assert write["row"] == "row\\x00"
-    assert write["value"] == "say \\x22hi\\x22"
-    assert write["kind"] == "PUT"
+    shown_as = {"row": "row\\x00", "value": "say \\x22hi\\x22", "kind": "PUT"}
+    assert shown_as.items() <= write.items()
     # Text, as in all JSON of this project: many programs round numbers above 2^53.
     assert f"timestamp={int(write['timestamp'])}" in dump(tablet).stdout
     assert write["timestamp"] == str(int(write["timestamp"]))
@@ -126,27 +125,6 @@ async def test_streams_of_notifications_end_at_the_drain_and_do_not_delay_it(
         server.process.ask_to_stop()
         assert [answer async for answer in stream] == []
         assert server.process.wait_stopped() == 0
-
-
-def test_a_missing_store_root_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "percolator.cli",
-        "serve",
-        "tabletserver",
-        "--store",
-        str(tmp_path / "none"),
-    ]
-    refused = subprocess.run(
-        [*command, "--listen", "127.0.0.1:0", "--metrics-listen", ""],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert refused.returncode == 2
-    expected = f"tabletserver: store: {tmp_path / 'none'} does not exist"
-    assert refused.stderr.splitlines() == [expected]
 
 
 # `kill -9` under load, torn logs, damage: no acknowledged write is lost, the rest is served.
@@ -229,25 +207,6 @@ async def test_a_log_torn_behind_what_was_acknowledged_opens_with_all_of_it(
             assert await server.rows(tablet, 2) == early
 
 
-async def test_a_damaged_tablet_is_reported_and_the_others_serve(tmp_path: Path) -> None:
-    async with tablet_server(tmp_path) as server:
-        for tablet in (1, 2):
-            await server.serve(tablet, 1, {b"row": b"value"})
-    (tmp_path / "store" / "3" / "1" / "e1" / "CURRENT").write_text("MANIFEST-999999\n")
-    async with tablet_server(tmp_path) as server:
-        with pytest.raises(StoreUnusable) as refusal:
-            await server.open(1, 2)
-        assert refusal.value.fault in (StoreFault.DAMAGED, StoreFault.INPUT_OUTPUT)
-        await server.open(2, 2)
-        assert await server.rows(2, 2) == {b"row": b"value"}
-        damaged, whole = await server.describe()
-        assert damaged.tablet_id == 1
-        assert damaged.HasField("error")
-        assert not whole.HasField("error")
-        refused = await server.read(1, 2, b"row")
-        assert refused.HasField("error")
-
-
 # Two servers and one tablet: the former owner acknowledges nothing that the next one lacks.
 
 
@@ -309,33 +268,6 @@ async def test_a_paused_owner_comes_back_and_answers_nothing_from_its_old_state(
         assert acknowledged(written) == 0
         assert (await late_read).HasField("error")
         assert await successor.rows(TABLET, 2) == {b"row": b"old"}
-
-
-async def test_a_tablet_moves_with_a_close_and_its_epoch_is_never_used_again(
-    tmp_path: Path,
-) -> None:
-    async with tablet_server(tmp_path) as server:
-        await server.serve(TABLET, 5, {b"row": b"value"})
-        # A repeated request to open a tablet that is open changes nothing.
-        await server.open(TABLET, 5)
-        with pytest.raises(TabletMoved):
-            await server.open(TABLET, 4)
-        await server.open(TABLET, 6)
-        assert await server.rows(TABLET, 6) == {b"row": b"value"}
-        (stale,) = await server.mutate(puts(TABLET, 5, {b"row": b"stale"}))
-        assert stale.error.HasField("tablet_moved")
-        await server.close(TABLET, 6)
-        await server.close(TABLET, 6)
-        with pytest.raises(PercolatorError):
-            await server.open(TABLET, 6)
-        await server.open(TABLET, 7)
-        assert await server.rows(TABLET, 7) == {b"row": b"value"}
-        # Cleaning up continues after the response.
-        for _ in range(1_000):
-            if epochs(server.store) == ["e6.sealed", "e7"]:
-                break
-            await asyncio.sleep(0.01)
-        assert epochs(server.store) == ["e6.sealed", "e7"]
 
 
 # A tablet server as a process, and plain writes and reads on it.

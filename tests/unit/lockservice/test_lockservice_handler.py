@@ -640,11 +640,14 @@ async def test_the_metrics_show_which_limit_refused() -> None:
             await locked(handler, session_id, b"a", b"b")
         with pytest.raises(SessionExpired):
             await locked(handler, UNKNOWN_ID, b"a")
+        await locked(handler, session_id, b"a")
         registry = CollectorRegistry()
         registry.register(LockServiceMetrics(handler))
         name = "percolator_lockservice_refused_total"
         for reason in ("sessions_full", "locks_full", "session_expired"):
             assert registry.get_sample_value(name, {"reason": reason}) == 1
+        assert registry.get_sample_value("percolator_lockservice_sessions") == 1
+        assert registry.get_sample_value("percolator_lockservice_locks") == 1
 
 
 async def test_a_time_to_live_outside_its_limits_is_reported_with_its_unit(
