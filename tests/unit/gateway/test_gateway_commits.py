@@ -14,6 +14,7 @@ import gc
 import random
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
@@ -71,33 +72,56 @@ async def test_a_commit_is_visible_at_every_gateway_from_then_on(
     assert commit > start
     assert await other.read(b"bob", b"zoe", b"nobody") == [b"1", b"2", None]
     assert await other.get(start, b"bob") == [None], "a snapshot stays as it was"
+    assert (await other.resolve(start, b"zoe", b"bob")).commit_timestamp == commit
     request = ScanTableRequest(start_timestamp=await other.begin(), table=TABLE)
     assert await other.scan(request) == [b"bob", b"zoe"]
     request.reverse, request.row_limit = True, 1
     assert await other.scan(request) == [b"zoe"]
 
 
+READ_LOCK = pb.CellWrite.KIND_READ_LOCK
+
+PRIMARIES = pytest.mark.parametrize(
+    ("primary", "value"),
+    [(write(b"bob", b"1"), b"1"), (write(b"bob", kind=READ_LOCK), None)],
+    ids=["a written primary", "a read-locked primary"],
+)
+
+
+@PRIMARIES
 async def test_the_same_commit_again_gives_the_same_timestamp_everywhere(
-    one: Gateway, other: Gateway, third: Gateway, start: int
+    primary: pb.CellWrite,
+    value: bytes | None,
+    one: Gateway,
+    other: Gateway,
+    third: Gateway,
+    start: int,
 ) -> None:
-    writes = [write(b"bob", b"1"), write(b"zoe", b"2"), write(b"yan", kind=DELETE)]
+    writes = [primary, write(b"zoe", b"2"), write(b"yan", kind=DELETE)]
     commit = await one.commit(start, writes)
     assert await one.commit(start, writes) == commit
     assert await other.commit(start, writes[::-1]) == commit, "in any order"
-    assert (await third.resolve(start, b"zoe", b"bob", b"yan")).commit_timestamp == commit
-    assert await third.read(b"bob", b"zoe") == [b"1", b"2"]
+    request = pb.ResolveRequest(start_timestamp=start, writes=writes)
+    assert (await third.handler.resolve(request)).commit_timestamp == commit
+    for gateway in (one, third):
+        with pytest.raises(InvalidArgument, match="another write set"):
+            await gateway.commit(start, [write(b"bob", kind=LOCK), *writes[1:]])
+    assert await third.read(b"bob", b"zoe") == [value, b"2"]
 
 
-async def test_gateways_that_commit_the_same_transaction_at_once_agree() -> None:
-    for seed in range(30):
+@PRIMARIES
+async def test_gateways_that_commit_the_same_transaction_at_once_agree(
+    primary: pb.CellWrite, value: bytes | None
+) -> None:
+    for seed in range(25):
         async with gateways(3) as (cluster, all_gateways):
             chance = random.Random(seed)
             cluster.delay = lambda _, chance=chance: 0.02 * chance.random()  # type: ignore[misc]
             start = await all_gateways[0].begin()
-            writes = [write(b"bob", b"1"), write(b"zoe", b"2"), write(b"max", kind=LOCK)]
+            writes = [primary, write(b"zoe", b"2"), write(b"max", kind=LOCK)]
             commits = await asyncio.gather(*(one.commit(start, writes) for one in all_gateways))
             assert len(set(commits)) == 1
-            assert await all_gateways[1].read(b"bob", b"zoe") == [b"1", b"2"]
+            assert await all_gateways[1].read(b"bob", b"zoe") == [value, b"2"]
 
 
 async def test_a_transaction_that_lost_a_conflict_stays_aborted_everywhere(
@@ -424,13 +448,9 @@ async def test_a_commit_that_is_sent_again_does_not_commit_into_the_next_table(
     assert await other.read(b"bob") == [None]
 
 
-async def _get(gateway: Gateway, start: int) -> object:
-    return await gateway.get(start, b"bob")
-
-
-@pytest.mark.parametrize("read", [_get, _scan])
+@pytest.mark.parametrize("call", ["Get", "ScanTable"])
 async def test_it_is_late_and_may_be_repeated_and_nothing_is_said_to_be_rolled_back(
-    read: Callable[[Gateway, int], Awaitable[object]],
+    call: str,
     monkeypatch: pytest.MonkeyPatch,
     one: Gateway,
     other: Gateway,
@@ -452,7 +472,7 @@ async def test_it_is_late_and_may_be_repeated_and_nothing_is_said_to_be_rolled_b
     token = rpc._remaining.set(lambda: 1.0)
     try:
         with pytest.raises(DeadlineExceeded, match="is locked by transaction") as caught:
-            await read(other, await other.begin())
+            await CALLS[call](other, await other.begin())
     finally:
         rpc._remaining.reset(token)
     assert caught.value.retry is Retry.SAFE
@@ -464,9 +484,6 @@ async def _address(gateway: Gateway) -> CellAddress:
     return CellAddress(info.table_id, b"bob", write(b"bob").column)
 
 
-READ_LOCK = pb.CellWrite.KIND_READ_LOCK
-COMMITTED_LOCKS = pb.ResolveResponse.FATE_COMMITTED
-ABORTED_LOCKS = pb.ResolveResponse.FATE_ABORTED
 KIND_OF_THE_FUTURE: Any = 9
 
 
@@ -474,7 +491,7 @@ def _read_lock(row: bytes) -> pb.CellWrite:
     return write(row, kind=READ_LOCK)
 
 
-async def _resolved(gateway: Gateway, start: int, *writes: pb.CellWrite) -> pb.ResolveResponse.Fate:
+async def _resolved(gateway: Gateway, start: int, *writes: pb.CellWrite) -> ResolveResponse.Fate:
     request = pb.ResolveRequest(start_timestamp=start, writes=writes)
     return (await gateway.handler.resolve(request)).fate
 
@@ -488,31 +505,6 @@ async def test_callers_share_a_cell_and_exclude_its_writers(one: Gateway, other:
             await one.commit(start, [write(b"hub", kind=kind)])
         assert caught.value.cell is not None
         assert caught.value.cell.column == COLUMN
-
-
-async def test_the_same_commit_again_gives_the_same_timestamp_everywhere_locks(
-    one: Gateway, other: Gateway, third: Gateway, start: int
-) -> None:
-    writes = [_read_lock(b"bob"), write(b"zoe", b"2"), _read_lock(b"yan")]
-    commit = await one.commit(start, writes)
-    assert await one.commit(start, writes) == commit
-    assert await other.commit(start, writes[::-1]) == commit
-    assert await _resolved(third, start, *writes) == COMMITTED_LOCKS
-    with pytest.raises(InvalidArgument, match="another write set"):
-        await one.commit(start, [write(b"bob", kind=LOCK), *writes[1:]])
-    with pytest.raises(InvalidArgument, match="another write set"):
-        await third.commit(start, [write(b"bob", kind=LOCK), *writes[1:]])
-
-
-async def test_gateways_that_commit_the_same_transaction_at_once_agree_locks() -> None:
-    for seed in range(20):
-        async with gateways(3) as (cluster, all_gateways):
-            chance = random.Random(seed)
-            cluster.delay = lambda _, chance=chance: 0.02 * chance.random()  # type: ignore[misc]
-            start = await all_gateways[0].begin()
-            writes = [_read_lock(b"bob"), write(b"zoe", b"2"), _read_lock(b"max")]
-            commits = await asyncio.gather(*(one.commit(start, writes) for one in all_gateways))
-            assert len(set(commits)) == 1
 
 
 async def test_one_gateway_commits_in_one_round_and_another_in_two_phases() -> None:
@@ -531,7 +523,7 @@ async def test_a_transaction_that_was_never_committed_is_resolved_and_stays_abor
     one: Gateway, other: Gateway, start: int
 ) -> None:
     writes = [_read_lock(b"bob"), write(b"zoe", b"2")]
-    assert await _resolved(other, start, *writes) == ABORTED_LOCKS
+    assert await _resolved(other, start, *writes) == ABORTED
     with pytest.raises(ConflictError) as caught:
         await one.commit(start, writes)
     assert caught.value.cell is not None
@@ -593,16 +585,22 @@ async def test_a_read_lock_has_no_value_and_is_the_only_write_of_its_cell(
 # The changes of a table through a gateway.
 
 
+@pytest.fixture
+@asynccontextmanager
+async def after(cluster: Cluster, one: Gateway) -> AsyncIterator[int]:
+    """A timestamp since which the table has a feed."""
+    await cluster.set_change_feed(master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True))
+    yield await one.begin()
+
+
 async def follow(gateway: Gateway, **fields: object) -> list[pb.FollowChangesResponse]:
     request = pb.FollowChangesRequest(table=TABLE, **fields)  # type: ignore[arg-type]
     return [one async for one in gateway.handler.follow_changes(request)]
 
 
 async def test_changes_are_streamed_in_the_order_of_commits(
-    cluster: Cluster, one: Gateway, other: Gateway
+    after: int, one: Gateway, other: Gateway
 ) -> None:
-    await cluster.set_change_feed(master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True))
-    after = await one.begin()
     first = await one.commit(await one.begin(), [write(b"b", b"1"), write(b"a", b"")])
     second = await one.commit(await one.begin(), [write(b"b", kind=DELETE)])
     until = await one.begin()
@@ -627,10 +625,8 @@ async def test_changes_are_streamed_in_the_order_of_commits(
 
 
 async def test_an_endless_stream_tells_how_far_it_is_while_nothing_changes(
-    cluster: Cluster, one: Gateway
+    after: int, one: Gateway
 ) -> None:
-    await cluster.set_change_feed(master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True))
-    after = await one.begin()
     stream = one.handler.follow_changes(pb.FollowChangesRequest(table=TABLE, after=after))
     idle = await anext(stream)
     assert not idle.changes
@@ -646,10 +642,8 @@ async def test_an_endless_stream_tells_how_far_it_is_while_nothing_changes(
 
 
 async def test_a_gateway_that_shuts_down_ends_the_streams_that_never_end_by_themselves(
-    cluster: Cluster, one: Gateway
+    after: int, one: Gateway
 ) -> None:
-    await cluster.set_change_feed(master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True))
-    after = await one.begin()
     commit = await one.commit(await one.begin(), [write(b"a", b"1")])
     stream = one.handler.follow_changes(pb.FollowChangesRequest(table=TABLE, after=after))
     assert [change.commit_timestamp for change in (await anext(stream)).changes] == [commit]
@@ -669,25 +663,25 @@ async def test_a_gateway_that_shuts_down_ends_the_streams_that_never_end_by_them
 
 async def test_bad_requests_are_refused(one: Gateway) -> None:
     now = await one.begin()
-    with pytest.raises(InvalidArgument, match="after: is missing"):
-        await follow(one)
-    with pytest.raises(InvalidArgument, match=r"until: .* in the future"):
-        await follow(one, after=now, until=now << 1)
-    with pytest.raises(InvalidArgument, match=r"until: .* is below after"):
-        await follow(one, after=now, until=now - 1)
-    for until in (now, await one.begin(), 0):
-        with pytest.raises(InvalidArgument, match=f"^table: '{TABLE}' has no change feed"):
-            await follow(one, after=now, until=until)
+    without_feed = f"^table: '{TABLE}' has no change feed"
+    for after, until, said in (
+        (0, 0, "after: is missing"),
+        (now, now << 1, r"until: .* in the future"),
+        (now, now - 1, r"until: .* is below after"),
+        (now, now, without_feed),
+        (now, await one.begin(), without_feed),
+        (now, 0, without_feed),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
+            await follow(one, after=after, until=until)
     request = pb.FollowChangesRequest(table="nothing", after=now)
     with pytest.raises(SchemaError):
         await anext(one.handler.follow_changes(request))
 
 
 async def test_the_more_followers_a_client_has_the_less_often_each_looks_for_changes(
-    cluster: Cluster, one: Gateway
+    cluster: Cluster, one: Gateway, after: int
 ) -> None:
-    await cluster.set_change_feed(master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True))
-    after = await one.begin()
 
     async def looks(followers: int, caller: CallerIdentity) -> int:
         """In a minute."""
