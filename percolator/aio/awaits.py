@@ -36,7 +36,8 @@ async def timed(waits: ClusterWaits, call: Coroutine[Any, Any, R]) -> R:
 
 _Call: TypeAlias = tuple[Any, CodeType, int, str]
 """A coroutine, the code and the instruction that made it, and the name of the function that was
-called (empty for a method of the transaction). The frame would keep all its variables alive."""
+called; with a dot before it for a method of the transaction. The frame would keep all its variables
+alive."""
 
 
 def _is_unfinished(coroutine: Any) -> bool:  # noqa: ANN401 - a coroutine, with its frame
@@ -53,7 +54,7 @@ def _as_error(called: _Call, owner: str, end: str) -> UsageError:
     """`end`: what becomes of it, such as that nothing is committed."""
     coroutine, code, instruction, name = called
     method = _method(coroutine)
-    name = name or f"{owner}.{method.__name__}"
+    name = owner + name if name.startswith(".") else name
     given = method.cr_frame.f_locals
     shown = [_shown(given[one]) for one in ("table", "row", "column") if one in given]
     line = next(islice(code.co_positions(), instruction // 2, None))[0]
@@ -97,7 +98,7 @@ class Awaits:
         """True once it has ended, so that no commit would leave a call out."""
         return False
 
-    def _note_call(self, call: Any, frame: FrameType, name: str = "") -> None:  # noqa: ANN401 - a coroutine
+    def _note_call(self, call: Any, frame: FrameType, name: str) -> None:  # noqa: ANN401 - a coroutine
         """Notes a call, made in this frame, that has to end before the commit."""
         calls = self._calls
         if calls is None:
@@ -169,6 +170,7 @@ def _close(calls: list[Any]) -> None:
 
 def must_be_awaited(method: M) -> M:
     """A method that does nothing before it is awaited: a forgotten `await` is an error."""
+    name = f".{method.__name__}"
 
     @wraps(method)
     def call(
@@ -181,7 +183,7 @@ def must_be_awaited(method: M) -> M:
         if self._waits is not None:
             made = timed(self._waits, made)
         if not self._is_over():
-            self._note_call(made, sys._getframe(1))
+            self._note_call(made, sys._getframe(1), name)
         return made
 
     return cast(M, call)
