@@ -412,14 +412,22 @@ class Reader:
         return decoded_value(column, row, found.value)
 
     async def get_in_turn(
-        self, row: object, column: Readable[Any], default: object, timeout: float | None
+        self,
+        writes: WriteSet,
+        row: object,
+        column: Readable[Any],
+        default: object,
+        timeout: float | None,
     ) -> Any:  # noqa: ANN401 - the column's values
-        """As `get`, for a cell that is about to be written: waits until those that came before have
-        written it. Raises `ConflictError` if it was written above the snapshot."""
+        """As `get`, for a cell that is about to be written: locks it in `writes`, and waits until
+        those that came before have written it. Raises `ConflictError` if it was written above the
+        snapshot."""
         deadline = self.deadline(timeout)
         address = self.known_address(row, column) or await self.address(row, column, deadline)
         if self.late:
             await self.late.settle(deadline)
+        self.require_open()  # a commit that began meanwhile would leave the lock out
+        writes.lock(address)
         if self.env.turns is not None and self._at_hand(address) is None:
             turns = self.made_turns()
             has_waited = False

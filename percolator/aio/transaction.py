@@ -547,9 +547,7 @@ class Transaction(Reads):
     ) -> Any:  # noqa: ANN401 - the column's values
         if not isinstance(column, Column):
             raise UsageError(f"expected a Column, got {type(column).__name__}")
-        self._reader.require_open()
-        self._buffer.lock(row, column, shared=False)
-        return await self._reader.get_in_turn(row, column, default, timeout)
+        return await self._reader.get_in_turn(self._buffer.cells, row, column, default, timeout)
 
     # ------------------------------------------------------------------ the run of an observer
 

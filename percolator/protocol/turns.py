@@ -133,15 +133,15 @@ class TransactionTurns:
         try:
             turn = await queues.await_turn(cell, self._place, start, seconds, self._hold_seconds)
         except Overloaded:
-            del self.held[cell]
+            self.held.pop(cell, None)
             raise
         except (NotExecuted, ExecutionUnknown, UsageError):
             # It is advice: the reads and the commit say what is wrong. A server of an earlier
             # release has no such procedure, which is a `UsageError`.
-            del self.held[cell]
+            self.held.pop(cell, None)
             return None
-        if not turn.in_turn:
-            del self.held[cell]
+        if not turn.in_turn or cell not in self.held:  # the transaction may have ended meanwhile
+            self.held.pop(cell, None)
             return None
         self.held[cell] = turn.start
         return turn
@@ -152,7 +152,7 @@ class TransactionTurns:
         self.held.clear()
 
     def end(self, cells: Iterable[CellAddress] | None = None) -> None:
-        """Ends the turns at these cells, or all."""
+        """Ends the turns at these cells, or all. Works in any thread."""
         queues = self._env.turns
         for cell in list(self.held if cells is None else cells):
             if queues is not None and self.held.pop(cell, None) is not None:

@@ -466,7 +466,8 @@ class Turns(Protocol):
         transaction share. `start`: its start timestamp; 0 if it has not begun."""
 
     def end_turn(self, cell: CellAddress, place: int) -> None:
-        """Ends the turn in the background: the transaction has not written the cell."""
+        """Ends the turn in the background: the transaction has not written the cell. Works in any
+        thread, and after the end of the client."""
 
 
 class ChangeFeeds(Protocol):

@@ -6,6 +6,8 @@ where it is known to have moved.
 
 from __future__ import annotations
 
+import asyncio
+
 from percolator.errors import CellAddress, PercolatorError, TabletLocation, TabletMoved
 from percolator.limits import Limits
 from percolator.routing.catalog import TabletMap
@@ -20,6 +22,7 @@ _ATTEMPTS = 3
 _ANSWER_SECONDS = 0.5
 """How long an answer may take beyond the wait for the turn."""
 _END_SECONDS = 1.0
+_WAIT_MILLISECONDS_MAX = 2**32 - 1
 
 
 class TurnCalls:
@@ -32,7 +35,9 @@ class TurnCalls:
         self._tablets = tablets
         self._versions = versions
         self._limits = limits
+        self._loop = asyncio.get_running_loop()
         self._ending = Tasks()
+        self._closed = False
 
     async def await_turn(
         self, cell: CellAddress, place: int, start: int, wait_seconds: float, hold_seconds: float
@@ -48,7 +53,7 @@ class TurnCalls:
                 column=cell.column,
                 place=place,
                 start_timestamp=start,
-                wait_milliseconds=int(left * 1000),
+                wait_milliseconds=min(int(left * 1000), _WAIT_MILLISECONDS_MAX),
                 hold_milliseconds=int(hold_seconds * 1000),
             )
             call = self._world.network.unary(location.address, AWAIT_TURN)
@@ -63,8 +68,12 @@ class TurnCalls:
 
     def end_turn(self, cell: CellAddress, place: int) -> None:
         """See `percolator.routing.cells.Turns`."""
+        if not self._closed and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._start_to_end, cell, place)
+
+    def _start_to_end(self, cell: CellAddress, place: int) -> None:
         location = self._tablets.locate(cell.table_id, cell.row)
-        if location is not None:
+        if location is not None and not self._closed:
             self._ending.start(self._end(cell, place, location))
 
     async def _end(self, cell: CellAddress, place: int, location: TabletLocation) -> None:
@@ -83,6 +92,7 @@ class TurnCalls:
         )
 
     async def close(self) -> None:
+        self._closed = True
         await self._ending.cancel()
 
 

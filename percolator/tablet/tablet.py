@@ -812,18 +812,16 @@ class Tablet:
             cell, request.place, request.start_timestamp, request.hold_milliseconds / 1000
         )
         try:
-            left = deadline_seconds - state.clock.monotonic_seconds()
-            async with asyncio.timeout(left):
+            if not turn.came.done():
+                left = deadline_seconds - state.clock.monotonic_seconds()
                 # Not the future itself: a copy of this call may wait for it, too.
-                await asyncio.wait((turn.came,))
-            state.require_open()
-            if turn.came.cancelled():  # by `end_turn`
+                await asyncio.wait((turn.came,), timeout=left)
+                state.require_open()
+            if not turn.came.done() or turn.came.cancelled():  # by `end_turn`
+                state.turns.leave(cell, turn)
                 return pb.AwaitTurnResponse(contended=True)
             start = request.start_timestamp or turn.take_start() or await self._new_start()
             contended = state.turns.answered(cell, turn, start)
-        except TimeoutError:
-            state.turns.leave(cell, turn)
-            return pb.AwaitTurnResponse(contended=True)
         except BaseException:
             state.turns.leave(cell, turn)
             raise

@@ -134,7 +134,9 @@ class Turns:
     def leave(self, cell: bytes, turn: Place) -> None:
         """Nobody asks for this turn any more, whether it has come or not."""
         turn.asking -= 1
-        if not turn.asking:
+        queue = self.queues.get(cell)
+        # Its transaction may have asked anew since.
+        if not turn.asking and queue is not None and _of_place(queue, turn.place) is turn:
             self.end(cell, turn.place)
 
     def answered(self, cell: bytes, turn: Place, start: int) -> bool:

@@ -9,7 +9,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from percolator import ConflictError, InvalidArgument, Limits, RetryPolicy, UsageError
+from percolator import (
+    ConflictError,
+    InvalidArgument,
+    Limits,
+    RetryPolicy,
+    SchemaError,
+    Table,
+    UsageError,
+    codecs,
+)
 from percolator.aio import Database, Transaction
 from percolator.aio.connecting import connect_to
 from percolator.protocol.turns import HOLD_SECONDS
@@ -206,6 +215,44 @@ async def test_anything_but_a_bool_is_refused(db: Database) -> None:
     async with db.transaction() as tx:
         with pytest.raises(InvalidArgument, match="for_update"):
             await tx.get("bob", balance, for_update="yes")  # type: ignore[call-overload]
+
+
+async def test_what_is_refused_locks_nothing(db: Database) -> None:
+    missing = Table("missing").column("balance", codecs.integer)
+    async with db.transaction() as tx:
+        with pytest.raises(InvalidArgument, match="timeout"):
+            await tx.get("bob", balance, for_update=True, timeout=-1)
+        with pytest.raises(SchemaError, match="no table 'missing'"):
+            await tx.get("bob", missing, for_update=True)
+    assert tx.commit_timestamp is None
+
+
+async def test_one_that_is_rolled_back_while_it_waits_is_told_so(db: Database) -> None:
+    first, second, third = db.transaction(), db.transaction(), db.transaction()
+    await first.get("bob", balance, for_update=True)
+    await third.get("joe", balance)
+    waiting = [
+        asyncio.create_task(one.get("bob", balance, for_update=True)) for one in (second, third)
+    ]
+    await asyncio.sleep(0.001)
+    for one in (second, third):
+        one.rollback()
+    for task in waiting:
+        with pytest.raises(UsageError, match="was rolled back"):
+            await task
+    first.rollback()
+
+
+async def test_a_wait_may_be_as_long_as_any_other(db: Database) -> None:
+    async with db.transaction() as tx:
+        await tx.get("bob", balance, for_update=True, timeout=1e9)
+
+
+async def test_a_forgotten_await_is_named_as_it_was_written(db: Database) -> None:
+    tx = db.transaction()
+    tx.get("bob", balance, for_update=True)  # type: ignore[unused-coroutine]
+    with pytest.raises(UsageError, match=r"tx\.get\(.*without await"):
+        await tx.commit()
 
 
 async def test_clients_that_lose_to_each_other_go_in_turn() -> None:

@@ -47,6 +47,7 @@ from percolator.protocol import change_reader as following
 from percolator.protocol.commit import Commit
 from percolator.protocol.shared.attempt import Attempt
 from percolator.protocol.shared.driver import SharedCommit
+from percolator.protocol.turns import HOLD_SECONDS
 
 ROOT = Path(__file__).parents[3]
 accounts = Table("accounts")
@@ -354,6 +355,20 @@ def test_what_belongs_to_a_connection_says_what_to_use_in_another_process(
     for one in (percolator_db, percolator_db.snapshot(), percolator_db.transaction()):
         with pytest.raises(UsageError, match=r"call percolator\.spark\.database\(\) instead"):
             pickle.dumps(one)
+
+
+def test_one_that_has_read_for_update_may_fail_before_and_after_the_end_of_its_database() -> None:
+    db = percolator.testing.connect()
+    db.create_table(accounts)
+    with pytest.raises(ValueError, match="no money"), db.transaction() as tx:  # noqa: PT012
+        tx.get("bob", balance, for_update=True)
+        raise ValueError("no money")
+    began = time.monotonic()
+    tx = db.transaction()
+    tx.get("bob", balance, for_update=True)
+    assert time.monotonic() - began < HOLD_SECONDS
+    db.close()
+    tx.rollback()
 
 
 def test_a_transaction_of_a_closed_database_refuses_writes() -> None:

@@ -148,6 +148,23 @@ async def test_one_whose_time_is_over_leaves_the_queue(rig: OneRoundRig) -> None
     assert (await waiting(rig, 3)).cancel()
 
 
+async def test_a_turn_that_comes_at_once_needs_no_time(rig: OneRoundRig) -> None:
+    assert (await turn(rig, 1, within_seconds=0.0)).in_turn
+
+
+async def test_a_copy_that_ends_late_does_not_give_up_a_new_place(rig: OneRoundRig) -> None:
+    rig.oracle.seconds = 2 * HOLD_SECONDS
+    first = await waiting(rig, 1)  # its turn is over before the oracle has answered
+    second = await waiting(rig, 2)
+    await asyncio.sleep(1.2 * HOLD_SECONDS)
+    anew = await waiting(rig, 1)
+    first.cancel()
+    await asyncio.sleep(0)
+    end(rig, 2)
+    assert (await anew).in_turn
+    await second
+
+
 async def test_a_place_that_is_given_up_is_answered(rig: OneRoundRig) -> None:
     await turn(rig, 1, hold_milliseconds=10_000)
     second = await waiting(rig, 2)
