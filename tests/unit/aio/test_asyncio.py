@@ -112,27 +112,25 @@ async def test_a_coroutine_function_is_run_again_after_a_conflict(db: Database) 
         assert await increment(tx, "a") == 201
 
 
-async def test_a_function_that_always_conflicts_is_given_up_in_the_end(db: Database) -> None:
-    @transactional(retry=RetryPolicy(attempts_max=3))
-    async def hopeless(tx: Transaction) -> None:
-        await tx.get("a", balance)
-        await put(db, balance, a=1)
-        await tx.set("a", balance, 2)
+class Service:
+    """What `self` is, if a method is decorated."""
 
-    with pytest.raises(ConflictError):
-        await hopeless(db)
+    def run(self, *arguments: object, **keywords: object) -> None:
+        pytest.fail("this is no transaction")
 
 
-async def test_transactional_functions_require_a_database_or_a_transaction() -> None:
+@pytest.mark.parametrize("first", ["a string", Service()], ids=["str", "Service"])
+async def test_transactional_functions_require_a_database_or_a_transaction(first: Any) -> None:
     @transactional
     async def function(tx: Transaction) -> None:
         """Never called."""
 
-    with pytest.raises(UsageError, match="takes a Database or a Transaction as its first"):
-        await function("a string")  # type: ignore[arg-type]  # the mistake
+    kind = f"takes a Database or a Transaction as its first argument, got {type(first).__name__}"
+    with pytest.raises(UsageError, match=kind):
+        await function(first)
     partly: Any = transactional(partial(function))
-    with pytest.raises(UsageError, match="takes a Database or a Transaction as its first"):
-        partly("a string")
+    with pytest.raises(UsageError, match=kind):
+        partly(first)
 
 
 async def test_arguments_of_a_transactional_function_may_have_any_names(db: Database) -> None:
@@ -145,21 +143,6 @@ async def test_arguments_of_a_transactional_function_may_have_any_names(db: Data
     assert await page(db, first=10, retry=2, function="f") == (10, 2, "f")
     async with db.transaction() as tx:
         assert await page(tx, first=10, retry=2, function="f") == (10, 2, "f")
-
-
-async def test_what_has_a_method_run_is_not_taken_for_a_database() -> None:
-    """As `self` is, if a method is decorated."""
-
-    class Service:
-        def run(self, *arguments: object, **keywords: object) -> None:
-            pytest.fail("this is no transaction")
-
-    @transactional
-    async def function(tx: Transaction) -> None:
-        """Never called."""
-
-    with pytest.raises(UsageError, match="as its first argument, got Service"):
-        await function(Service())  # type: ignore[arg-type]  # the mistake
 
 
 @pytest.mark.parametrize("limits", [Limits(value_bytes_max=100)])

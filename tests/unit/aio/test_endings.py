@@ -6,6 +6,7 @@ import asyncio
 import math
 import pickle
 import random
+import threading
 import traceback
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -186,19 +187,12 @@ async def test_calls_to_a_silent_cluster_end_at_their_time_outs(
     cluster.silent = False
 
 
-async def test_an_address_that_does_not_answer_is_reported_at_once() -> None:
-    clock = VirtualClock(asyncio.get_running_loop())
-    world = World(clock, InProcessNetwork(), random.Random(1))
-    with pytest.raises(Unavailable, match="no master or gateway answered"):
-        await connect_to(world, ["nowhere:1"], Limits(), RetryPolicy())
-
-
 @pytest.mark.parametrize(("address", "is_said"), [("localhost:1", True), ("nowhere:1", False)])
 async def test_without_a_cluster_on_this_machine_the_error_says_how_to_start_one(
     address: str, is_said: bool
 ) -> None:
     world = World(VirtualClock(asyncio.get_running_loop()), InProcessNetwork(), random.Random(1))
-    with pytest.raises(Unavailable) as caught:
+    with pytest.raises(Unavailable, match="no master or gateway answered") as caught:
         await connect_to(world, [address], Limits(), RetryPolicy())
     assert ("start one with `percolator dev`" in str(caught.value)) is is_said
 
@@ -209,20 +203,6 @@ def test_a_blocking_program_without_a_cluster_gets_a_short_traceback() -> None:
     frames = traceback.extract_tb(caught.value.__traceback__)
     assert [frame.name for frame in frames][1:] == ["connect"]
     assert caught.value.__suppress_context__
-
-
-def test_a_database_belongs_to_its_event_loop() -> None:
-    async def connect() -> Database:
-        async with connected() as (db, _):
-            return db
-
-    db = run_virtually(connect())
-
-    async def use() -> None:
-        db.transaction()
-
-    with pytest.raises(UsageError):
-        run_virtually(use())
 
 
 async def test_using_a_database_in_another_loop_is_refused(db: Database) -> None:
@@ -237,8 +217,6 @@ async def test_using_a_database_in_another_loop_is_refused(db: Database) -> None
 
         asyncio.run(use())
 
-    import threading
-
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
@@ -246,13 +224,8 @@ async def test_using_a_database_in_another_loop_is_refused(db: Database) -> None
 
 
 async def test_closing_finishes_background_work() -> None:
-    clock = VirtualClock(asyncio.get_running_loop())
-    cluster = Cluster(clock)
-    world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(1))
-    db = await connect_to(world, [ADDRESS], Limits(), RetryPolicy())
-    await db.create_table(accounts, splits=["m"])
-    await put(db, balance, a=1, z=1)
-    await db.close()
+    async with connected() as (db, cluster):
+        await put(db, balance, a=1, z=1)
     assert sum(tablet.statistics().locks for tablet in cluster.tablets.values()) == 0
 
 

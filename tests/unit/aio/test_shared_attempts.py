@@ -387,35 +387,21 @@ async def _fails_at_once_to_set(db: Database, row: str) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.2, 1.0, 3.0])
-async def test_a_part_at_work_lives_on_among_readers_who_push_faster_than_its_messages_travel(
+@pytest.mark.parametrize("finished", [False, True])
+async def test_a_part_lives_on_among_readers_who_push_faster_than_its_messages_travel(
     monkeypatch: pytest.MonkeyPatch,
+    finished: bool,
     seconds: float,
     db: Database,
     shared: SharedTransaction,
     share: Share,
 ) -> None:
+    receipt = await share.finish() if finished else None
     slow = SlowMutations(monkeypatch, db, seconds)
     async with _crowd(db, "ann"):
         await asyncio.sleep(1.5 * TTL_SECONDS + 0.5)
         await _fails_at_once_to_set(db, "ann")
-        await shared.commit([await share.finish()], timeout=30.0)
-    slow.seconds = 0.0
-    assert await values_of(db) == {"ann": 1}
-
-
-@pytest.mark.parametrize("seconds", [0.2, 1.0, 3.0])
-async def test_so_does_a_part_that_has_finished(
-    monkeypatch: pytest.MonkeyPatch,
-    seconds: float,
-    db: Database,
-    shared: SharedTransaction,
-    receipt: Receipt,
-) -> None:
-    slow = SlowMutations(monkeypatch, db, seconds)
-    async with _crowd(db, "ann"):
-        await asyncio.sleep(1.5 * TTL_SECONDS + 0.5)
-        await _fails_at_once_to_set(db, "ann")
-        await shared.commit([receipt], timeout=30.0)
+        await shared.commit([receipt or await share.finish()], timeout=30.0)
     slow.seconds = 0.0
     assert await values_of(db) == {"ann": 1}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -28,7 +28,7 @@ from tests.unit.aio.shared_attempts import (
     share_of,
     values_of,
 )
-from tests.unit.connected import Cluster, accounts, balance, connected, written_out
+from tests.unit.connected import Cluster, accounts, balance, connected, put, written_out
 
 PATIENCE = Limits().push_after_seconds
 FEW, MANY = 50, 2_500
@@ -42,9 +42,11 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[pb.Mutation] = []
+        self.messages = 0
         mutate = Cluster.mutate
 
         async def counting(cluster: Cluster, request: pb.MutateRequest) -> pb.MutateResponse:
+            self.messages += 1
             for batch in request.batches:
                 self.asked += written_out(batch)
             return await mutate(cluster, request)
@@ -65,6 +67,9 @@ async def _job(db: Database, rows: int, *, finished: bool) -> AsyncIterator[Shar
             for share in shares:
                 await share.finish()
         yield shared
+
+
+FEW_VALUES = _rows("a", FEW) | _rows("z", FEW)
 
 
 def _now() -> float:
@@ -119,9 +124,7 @@ async def test_a_scan_that_begins_again_behind_a_page_leaves_nothing_out(
     reverse: bool, limit: int | None, db: Database
 ) -> None:
     before = {f"k{number:03}": number for number in range(300)}
-    async with db.transaction() as tx:
-        for row, value in before.items():
-            await tx.set(row, balance, value)
+    await put(db, balance, **before)
     async with db.shared_transaction() as shared:
         for task in range(10):
             rows = {f"k{number:03}": -1 for number in range(task * 30, task * 30 + 20)}
@@ -184,13 +187,17 @@ async def test_a_crowd_of_readers_does_not_hold_up_the_commit(db: Database) -> N
     assert took < 4 * PATIENCE
 
 
-async def _committed(db: Database, rows: int) -> None:
+async def _committed_job(db: Database, values: dict[str, int]) -> SharedTransaction:
     """A job whose rows are still locked: nobody has met them since its commit."""
     async with db.shared_transaction() as shared:
-        receipts: Sequence[Receipt] = [
-            await receipt_of(db, shared.ticket, task, **_rows(task, rows)) for task in TASKS
+        receipts = [
+            await receipt_of(
+                db, shared.ticket, task, **{r: v for r, v in values.items() if r[0] == task}
+            )
+            for task in "az"
         ]
         await shared.commit(receipts)
+    return shared
 
 
 async def test_what_was_committed_is_read_before_its_locks_are_gone(
@@ -200,7 +207,7 @@ async def test_what_was_committed_is_read_before_its_locks_are_gone(
     """A tablet that is slow to roll cells forward holds up no reader."""
     await set_value(db, "a00000", -1)
     before = await db.timestamp()
-    await _committed(db, FEW)
+    await _committed_job(db, FEW_VALUES)
     mutate = Cluster.mutate
 
     async def slow(cluster: Cluster, request: pb.MutateRequest) -> pb.MutateResponse:
@@ -208,7 +215,7 @@ async def test_what_was_committed_is_read_before_its_locks_are_gone(
         return await mutate(cluster, request)
 
     monkeypatch.setattr(Cluster, "mutate", slow)
-    written, began = _rows("a", FEW) | _rows("z", FEW), _now()
+    written, began = FEW_VALUES, _now()
     assert await values_of(db) == written
     async with db.snapshot() as snapshot:
         found = await snapshot.get_many(accounts, list(written), [balance])
@@ -233,27 +240,17 @@ async def test_timestamps_of_values_that_are_read_from_locks_are_those_of_the_co
     assert [at async for page in pages for at in page.commit_timestamps] == [commit]
 
 
-@pytest.mark.parametrize("limits", [Limits(value_inline_bytes_max=1)])
-async def test_a_deletion_and_a_long_value_are_read_past_their_locks(db: Database) -> None:
-    await set_value(db, "ann", 1)
-    async with db.shared_transaction() as shared, db.share(shared.ticket, task="1") as share:
-        await share.delete("ann", balance)
-        await share.set("bob", balance, 123_456_789)
-        await shared.commit([await share.finish()])
-    assert await values_of(db) == {"bob": 123_456_789}
-
-
 async def test_a_value_that_is_read_from_a_lock_expires_as_any_other(
     db: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A snapshot sees the same before and after the cell is rolled forward."""
     await db.set_ttl(balance, timedelta(seconds=2))
-    await _committed(db, FEW)
+    await _committed_job(db, FEW_VALUES)
     young = await db.timestamp()
     await asyncio.sleep(3.0)
     old = await db.timestamp()
-    written = _rows("a", FEW) | _rows("z", FEW)
+    written = FEW_VALUES
     mutate = Cluster.mutate
 
     async def never(cluster: Cluster, request: pb.MutateRequest) -> pb.MutateResponse:
@@ -285,7 +282,7 @@ async def test_a_feed_tells_of_what_was_committed_before_its_locks_are_gone(db: 
     """Unlike a read, it needs the records: a stream that takes what there is would stop short."""
     await db.set_change_feed(accounts, on=True)
     before = await db.timestamp()
-    await _committed(db, FEW)
+    await _committed_job(db, FEW_VALUES)
     newest = await db.newest_change(accounts, after=before)
     assert newest is not None
     found = [one.key async for one in db.changes(accounts, after=before, until=newest)]
@@ -294,25 +291,10 @@ async def test_a_feed_tells_of_what_was_committed_before_its_locks_are_gone(db: 
 
 # What a dead shared transaction has locked is settled in batches, by whoever meets it first.
 
-DEAD_ROWS = 3_000
+DEAD_ROWS_OF_A_TASK = 1_500
+DEAD_ROWS = 2 * DEAD_ROWS_OF_A_TASK
 SETTLING_MESSAGES_MAX = DEAD_ROWS // 100
 """Far fewer than locks: one round trip for each would stop a reader of a large job for minutes."""
-
-
-class CountedMutations:
-    """The messages with mutations that the cluster has got."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.messages = 0
-        self.mutations = 0
-        mutate = Cluster.mutate
-
-        async def counting(cluster: Cluster, request: pb.MutateRequest) -> pb.MutateResponse:
-            self.messages += 1
-            self.mutations += sum(len(written_out(batch)) for batch in request.batches)
-            return await mutate(cluster, request)
-
-        monkeypatch.setattr(Cluster, "mutate", counting)
 
 
 @asynccontextmanager
@@ -323,7 +305,8 @@ async def _left_behind(*, committed: bool) -> AsyncIterator[Database]:
         shared._tell_tablets = _untold  # type: ignore[assignment, method-assign]
         await shared.begin()
         receipts = [
-            await receipt_of(db, shared.ticket, task, **_dead_rows(task)) for task in ("a", "z")
+            await receipt_of(db, shared.ticket, task, **_rows(task, DEAD_ROWS_OF_A_TASK))
+            for task in ("a", "z")
         ]
         if committed:
             await shared.commit(receipts)
@@ -341,10 +324,6 @@ async def _untold(_: int) -> None:
     """The driver: it has not told the tablets of its commit."""
 
 
-def _dead_rows(task: str) -> dict[str, int]:
-    return {f"{task}{number:05}": number for number in range(DEAD_ROWS // 2)}
-
-
 @pytest.mark.parametrize("committed", [False, True])
 async def test_a_scan_settles_all_locks_with_few_messages(
     monkeypatch: pytest.MonkeyPatch, committed: bool
@@ -352,12 +331,14 @@ async def test_a_scan_settles_all_locks_with_few_messages(
     # Tablets that are told of the commit do it without any.
     monkeypatch.setattr("percolator.protocol.roll_forward.MANY", DEAD_ROWS)
     async with _left_behind(committed=committed) as db:
-        counted = CountedMutations(monkeypatch)
+        counted = Counted(monkeypatch)
         found = await values_of(db)
-        assert found == (_dead_rows("a") | _dead_rows("z") if committed else {})
+        assert found == (
+            _rows("a", DEAD_ROWS_OF_A_TASK) | _rows("z", DEAD_ROWS_OF_A_TASK) if committed else {}
+        )
         assert counted.messages <= SETTLING_MESSAGES_MAX
         await db.internal.engine.env.background.drain(10.0)
-        assert counted.mutations >= DEAD_ROWS, "the locks were settled, not passed"
+        assert len(counted.asked) >= DEAD_ROWS, "the locks were settled, not passed"
         settled = counted.messages
         assert await values_of(db) == found
         assert counted.messages == settled
@@ -368,13 +349,13 @@ async def test_a_writer_settles_the_locks_of_all_its_rows_with_few_messages(
     monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
     async with _left_behind(committed=committed) as db:
-        counted = CountedMutations(monkeypatch)
-        written = dict.fromkeys(_dead_rows("a"), -1)
+        counted = Counted(monkeypatch)
+        written = dict.fromkeys(_rows("a", DEAD_ROWS_OF_A_TASK), -1)
         async with db.transaction() as tx:
             for row in written:
                 await tx.set(row, balance, -1)
         assert counted.messages <= SETTLING_MESSAGES_MAX
-        rest = _dead_rows("z") if committed else {}
+        rest = _rows("z", DEAD_ROWS_OF_A_TASK) if committed else {}
         assert await values_of(db) == written | rest
 
 
@@ -406,8 +387,7 @@ async def _replaces(db: Database, **values: int) -> Timestamp | None:
 
 @on_both_engines
 async def test_readers_see_the_old_rows_or_the_new_ones(db: Database) -> None:
-    for row in ROWS:
-        await set_value(db, row, 1)
+    await put(db, balance, **dict.fromkeys(ROWS, 1))
     async with db.shared_transaction() as shared:
         receipts = [
             await receipt_of(db, shared.ticket, "0", ann=2),
@@ -427,8 +407,7 @@ async def test_cells_that_the_job_writes_over_are_not_locked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each would cost as much as one that goes, although it is only refused."""
-    for row in ROWS:
-        await set_value(db, row, 1)
+    await put(db, balance, **dict.fromkeys(ROWS, 1))
     async with db.shared_transaction() as shared:
         receipts = [
             await receipt_of(db, shared.ticket, "0", ann=2),
@@ -474,8 +453,7 @@ async def test_other_columns_stay(db: Database) -> None:
 @on_both_engines
 async def test_what_an_attempt_that_was_not_chosen_has_locked_is_deleted(db: Database) -> None:
     """Its row is an old one, and would stay if its lock counted as the job's."""
-    await set_value(db, "bob", 1)
-    await set_value(db, "joe", 1)
+    await put(db, balance, bob=1, joe=1)
     async with db.shared_transaction() as shared:
         await share_of(db, shared.ticket, "0", joe=7)  # it still runs
         await receipt_of(db, shared.ticket, "0", bob=7)  # its receipt was lost
@@ -498,8 +476,7 @@ async def test_a_row_that_others_write_before_the_rest_is_read_goes_and_later_on
 
 @on_both_engines
 async def test_a_job_that_is_given_up_leaves_the_old_rows(db: Database) -> None:
-    for row in ROWS:
-        await set_value(db, row, 1)
+    await put(db, balance, **dict.fromkeys(ROWS, 1))
     async with db.shared_transaction() as shared:
         receipt = await receipt_of(db, shared.ticket, "0", ann=2)
         rest = await _rest(db, shared, receipt)
@@ -508,8 +485,7 @@ async def test_a_job_that_is_given_up_leaves_the_old_rows(db: Database) -> None:
     async with db.internal.shared_transaction(None, None, 1.0, shared.ticket) as again:
         with pytest.raises(ConflictError, match="none of it is committed"):
             await again.commit([receipt, rest])
-    for row in ROWS:
-        await set_value(db, row, 3)  # nothing is in the way
+    await put(db, balance, **dict.fromkeys(ROWS, 3))  # nothing is in the way
 
 
 @on_both_engines
@@ -562,18 +538,6 @@ class Watched(Cluster):
 
     def locks(self) -> int:
         return sum(len(tablet._state.mirror) for tablet in self.tablets.values())
-
-
-async def _committed_job(db: Database, values: dict[str, int]) -> SharedTransaction:
-    async with db.shared_transaction() as shared:
-        receipts = [
-            await receipt_of(
-                db, shared.ticket, task, **{r: v for r, v in values.items() if r[0] == task}
-            )
-            for task in "az"
-        ]
-        await shared.commit(receipts)
-    return shared
 
 
 async def _settled(cluster: Watched) -> None:
@@ -643,7 +607,7 @@ async def test_few_locks_are_rolled_forward_one_by_one(
 async def test_observers_are_told_even_under_a_newer_schema(db: Database, cluster: Watched) -> None:
     """One that was registered while the job wrote, by another client."""
     async with db.shared_transaction() as shared:
-        receipts = [await receipt_of(db, shared.ticket, "a", **_few("a"))]
+        receipts = [await receipt_of(db, shared.ticket, "a", **_rows("a", LOCKS_TOLD))]
         schema = db.internal.engine.catalog
         stale = {info: schema.get(info) for info in _tables(receipts)}
         await db.register_observers([_index])
@@ -655,10 +619,6 @@ async def test_observers_are_told_even_under_a_newer_schema(db: Database, cluste
     await _settled(cluster)
     written = sum(tablet.statistics().notifications_written for tablet in cluster.tablets.values())
     assert written == LOCKS_TOLD
-
-
-def _few(task: str) -> dict[str, int]:
-    return {f"{task}{number:05}": number for number in range(LOCKS_TOLD)}
 
 
 def _tables(receipts: Iterable[object]) -> set[int]:

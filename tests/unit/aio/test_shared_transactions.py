@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,17 @@ async def lasting(db: Database) -> AsyncIterator[SharedTransaction]:
     """A transaction whose locks outlast the test."""
     async with db.shared_transaction(ttl=1000.0) as shared:
         yield shared
+
+
+@contextmanager
+def unanswered(
+    cluster: Cluster, how: str = "silent", *, error: type[PercolatorError] = OutcomeUnknown
+) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """What is called meanwhile gets no answer, and raises this error."""
+    setattr(cluster, how, True)
+    with pytest.raises(error) as caught:
+        yield caught
+    setattr(cluster, how, False)
 
 
 # ---------------------------------------------------------------- committing
@@ -177,10 +189,8 @@ async def test_a_driver_without_an_answer_that_lost_to_another_is_not_told_of_a_
     await two.begin()
     of_one = await receipt_of(db, one.ticket, "1", ann=1)
     of_two = await receipt_of(db, one.ticket, "2", bob=2)
-    cluster.silent = True
-    with pytest.raises(OutcomeUnknown):
+    with unanswered(cluster):
         await two.commit([of_two])
-    cluster.silent = False
     await one.commit([of_one])
     with pytest.raises(OtherDriverCommitted, match="without 1 of the 1 participants"):
         await two.abort()
@@ -222,10 +232,8 @@ async def test_leaving_the_block_without_a_commit_rolls_back(db: Database) -> No
 async def test_abort_undoes_nothing_that_was_committed(db: Database, cluster: Cluster) -> None:
     async with db.shared_transaction(timeout=1.0) as shared:
         receipt = await receipt_of(db, shared.ticket, "1", ann=1)
-        cluster.answers_lost = True
-        with pytest.raises(OutcomeUnknown) as unknown:
+        with unanswered(cluster, "answers_lost") as unknown:
             await shared.commit([receipt])
-        cluster.answers_lost = False
         commit = await shared.abort()
     assert commit is not None
     assert await values_of(db, commit) == {"ann": 1}
@@ -281,10 +289,8 @@ async def test_a_commit_without_an_answer_may_be_repeated(
         await receipt_of(db, hasty.ticket, "1", ann=1),
         await receipt_of(db, hasty.ticket, "2", bob=1),
     ]
-    cluster.answers_lost = True
-    with pytest.raises(OutcomeUnknown):
+    with unanswered(cluster, "answers_lost"):
         await hasty.commit(receipts)
-    cluster.answers_lost = False
     assert await hasty.commit(receipts)
     assert await values_of(db) == {"ann": 1, "bob": 1}
 
@@ -360,10 +366,8 @@ async def test_a_commit_is_unknown_until_all_of_its_parts_have_been_asked_for(
         raise DeadlineExceeded("no answer in time")
 
     receipt = await receipt_of(db, hasty.ticket, "1", ann=1)
-    cluster.answers_lost = True
-    with pytest.raises(OutcomeUnknown):
+    with unanswered(cluster, "answers_lost"):
         await hasty.commit([receipt])
-    cluster.answers_lost = False
     assert hasty._shared_commit is not None
     hasty._shared_commit.sent = Sent.LATE_COPY  # as for a copy of the first message
     with monkeypatch.context() as patch:
@@ -382,10 +386,8 @@ async def test_an_unknown_outcome_that_is_resolved_first_is_an_abort(
         await receipt_of(db, hasty.ticket, "1", ann=1),
         await receipt_of(db, hasty.ticket, "2", bob=1),
     ]
-    cluster.silent = True
-    with pytest.raises(OutcomeUnknown) as unknown:
+    with unanswered(cluster) as unknown:
         await hasty.commit(receipts)
-    cluster.silent = False
     assert await db.resolve(unknown.value) is Outcome.ABORTED
     with pytest.raises(ConflictError, match="none of it is committed"):
         await hasty.commit(receipts)
@@ -397,10 +399,8 @@ async def test_what_cannot_be_rolled_back_is_left_to_expire(db: Database, cluste
     shared = db.shared_transaction(timeout=1.0)
     await shared.begin()
     await receipt_of(db, shared.ticket, "1", ann=1)
-    cluster.silent = True
-    with pytest.raises(DeadlineExceeded):
+    with unanswered(cluster, error=DeadlineExceeded):
         await shared.__aexit__(None, None, None)
-    cluster.silent = False
     await asyncio.sleep(2 * TTL_SECONDS)
     await set_value(db, "ann", 7)
     assert await values_of(db) == {"ann": 7}
@@ -657,10 +657,8 @@ async def test_one_marker_settles_that_it_was_rolled_back(
     monkeypatch: pytest.MonkeyPatch, db: Database, cluster: Cluster, hasty: SharedTransaction
 ) -> None:
     receipt = await receipt_of(db, hasty.ticket, "1", ann=1)
-    cluster.silent = True
-    with pytest.raises(OutcomeUnknown):
+    with unanswered(cluster):
         await hasty.commit([receipt])
-    cluster.silent = False
 
     async def fails(*_arguments: object) -> list[object]:
         raise DeadlineExceeded("the row cannot be read")

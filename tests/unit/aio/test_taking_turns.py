@@ -533,8 +533,7 @@ async def test_only_changed_cells_are_committed_anew_and_notify(db: Database) ->
         runs.append(row)
 
     async with db.run_observers([noting]):
-        for row in ("ann", "bob", "joe"):
-            await set_value(db, row, 1)
+        await put(db, balance, ann=1, bob=1, joe=1)
         await db.wait_for_observers()
         runs.clear()
         before = await _commits(db)
@@ -549,8 +548,7 @@ async def test_only_changed_cells_are_committed_anew_and_notify(db: Database) ->
 
 
 async def test_an_overwrite_leaves_kept_cells_alone_and_deletes_others(db: Database) -> None:
-    for row in ("ann", "bob", "joe"):
-        await set_value(db, row, 1)
+    await put(db, balance, ann=1, bob=1, joe=1)
     before = await _commits(db)
     async with db.shared_transaction() as shared:
         receipt = await _receipt(db, shared.ticket, ann=1, bob=2)
@@ -574,8 +572,7 @@ async def test_a_cell_that_was_committed_since_it_was_read_is_written_in_full(
     db: Database, meanwhile: Any, newer: int
 ) -> None:
     """Also if it has the same value again: nobody has looked."""
-    for row in ("ann", "bob"):
-        await set_value(db, row, 1)
+    await put(db, balance, ann=1, bob=1)
     before = await _commits(db)
     meanwhile(lambda: set_value(db, "ann", newer))
     commit = await _writes(db, ann=1, bob=1)
@@ -639,8 +636,7 @@ async def test_a_cell_that_is_written_twice_must_have_one_value(
 
 
 async def test_a_later_attempt_replaces_one_that_has_kept_cells(db: Database) -> None:
-    await set_value(db, "ann", 1)
-    await set_value(db, "bob", 1)
+    await put(db, balance, ann=1, bob=1)
     async with db.shared_transaction() as shared:
         first = _changing(db, shared.ticket)
         await first.begin()
@@ -704,8 +700,7 @@ async def test_long_values_are_compared_too(db: Database) -> None:
 async def test_cells_that_are_left_to_a_chosen_attempt_are_counted_by_that_one_alone(
     db: Database,
 ) -> None:
-    for row in ("ann", "bob"):
-        await set_value(db, row, 1)
+    await put(db, balance, ann=1, bob=1)
     async with db.shared_transaction() as shared:
         chosen = await _receipt(db, shared.ticket, ann=1)
         starts = frozenset(part.start for part in chosen.parts)

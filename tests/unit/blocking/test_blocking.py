@@ -24,7 +24,6 @@ import percolator
 import percolator.testing
 from percolator import (
     ChangeKind,
-    ConflictError,
     Database,
     InvalidArgument,
     Receipt,
@@ -264,22 +263,6 @@ def test_pages_that_are_left_end_if_they_are_collected_in_the_loops_own_thread()
 
     shared().call(collect)
     assert closed.wait(20.0)
-
-
-def test_many_threads_share_one_database(percolator_db: Database) -> None:
-    percolator_db.create_table(accounts)
-
-    def work(number: int) -> None:
-        for i in range(10):
-            with percolator_db.transaction() as tx:
-                tx.set(f"{number}-{i}", balance, i)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sum(1 for _ in percolator_db.snapshot().scan(accounts)) == 160
 
 
 def test_what_a_transaction_has_written_is_read_without_a_trip_to_the_event_loop(
@@ -762,21 +745,6 @@ def test_without_a_commit_nothing_stays(percolator_db: percolator.Database) -> N
     with pytest.raises(UsageError, match="rolled back"):
         whole.commit([receipt])
     assert not list(db.snapshot().scan(pages))
-
-
-def test_what_was_changed_since_is_a_conflict(percolator_db: percolator.Database) -> None:
-    db = percolator_db
-    db.create_table(pages)
-    since = db.timestamp()
-    with db.transaction() as tx:
-        tx.set("page", size, 1)
-    with (
-        db.shared_transaction(unchanged_since=since) as whole,
-        db.share(whole.ticket, task="1") as share,
-    ):
-        share.set("page", size, 2)
-        with pytest.raises(ConflictError, match="since"):
-            share.finish()
 
 
 def test_the_programs_error_is_raised_even_if_the_rollback_fails(

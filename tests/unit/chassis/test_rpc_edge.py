@@ -110,7 +110,10 @@ async def serving(
     if exposed:
         edge.expose(list(exposed))
     server = grpc.aio.server(
-        options=[("grpc.max_receive_message_length", received_bytes_max(request_bytes_max))]
+        options=[
+            ("grpc.max_receive_message_length", received_bytes_max(request_bytes_max)),
+            ("grpc.max_send_message_length", -1),
+        ]
     )
     server.add_generic_rpc_handlers((edge,))
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -482,7 +485,6 @@ async def test_what_is_no_message_is_refused_without_a_traceback_in_the_log(
     assert [one for one in errors if one.name != "asyncio"] == []
 
 
-TABLETS_SIZES = pb.DESCRIPTOR.services_by_name["TabletServerService"]
 LIMIT = 4_096
 
 
@@ -534,25 +536,9 @@ async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
         "grpc.max_receive_message_length": most,
     }
     monkeypatch.setattr(channels, "_OPTIONS", list(smaller.items()))
-    tablets, registry, metrics = Tablets(), CollectorRegistry(), RpcMetrics()
-    registry.register(metrics)
-    edge = RpcEdge(Gate(100, LIMIT), metrics, MachineClock())
-    edge.expose([Exposed(TABLETS_SIZES, tablets)])
-    server = grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", received_bytes_max(LIMIT)),
-            ("grpc.max_send_message_length", -1),
-        ]
-    )
-    server.add_generic_rpc_handlers((edge,))
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    network = GrpcNetwork()
-    try:
-        yield Served(address, network, tablets)
-    finally:
-        await network.close()
-        await server.stop(None)
+    tablets = Tablets()
+    async with serving(Exposed(TABLETS, tablets), request_bytes_max=LIMIT) as edge:
+        yield Served(edge.address, edge.network, tablets)
 
 
 def a_read(row: bytes, size: int = 0) -> pb.ReadRequest:

@@ -14,10 +14,11 @@ from tests.doubles.memory_files import MemoryDisk, MemoryFiles, run_until_killed
 STORE = Path("/store")
 
 
-def new_disk() -> MemoryDisk:
+def new_disk() -> tuple[MemoryDisk, MemoryFiles]:
+    """An empty disk, and the first process that uses it."""
     disk = MemoryDisk()
     disk.make_durable_directory(STORE)
-    return disk
+    return disk, MemoryFiles(disk)
 
 
 async def write(files: MemoryFiles, name: str, data: bytes, *, fsync: bool) -> None:
@@ -42,30 +43,27 @@ async def after_power_cut(
 
 
 async def test_a_name_that_was_not_fsynced_is_lost_with_its_content() -> None:
-    disk = new_disk()
-    await write(MemoryFiles(disk), "log", b"data", fsync=True)
+    disk, files = new_disk()
+    await write(files, "log", b"data", fsync=True)
     assert await after_power_cut(disk) == {}
 
 
 async def test_a_content_that_was_not_fsynced_is_lost_under_its_name() -> None:
-    disk = new_disk()
-    files = MemoryFiles(disk)
+    disk, files = new_disk()
     await write(files, "log", b"data", fsync=False)
     await files.fsync_directory(STORE)
     assert await after_power_cut(disk) == {"log": b""}
 
 
 async def test_what_was_made_durable_stays() -> None:
-    disk = new_disk()
-    files = MemoryFiles(disk)
+    disk, files = new_disk()
     await write_durably(files, "log", b"data")
     assert await after_power_cut(disk) == {"log": b"data"}
     assert await after_power_cut(disk) == {"log": b"data"}
 
 
 async def test_a_removal_that_was_not_fsynced_is_undone() -> None:
-    disk = new_disk()
-    files = MemoryFiles(disk)
+    disk, files = new_disk()
     await write_durably(files, "log", b"data")
     await files.unlink(STORE / "log")
     assert await after_power_cut(disk) == {"log": b"data"}
@@ -74,8 +72,7 @@ async def test_a_removal_that_was_not_fsynced_is_undone() -> None:
 async def test_a_renaming_is_lost_or_kept_as_a_whole() -> None:
     seen = set()
     for seed in range(30):
-        disk = new_disk()
-        files = MemoryFiles(disk)
+        disk, files = new_disk()
         await write_durably(files, "old", b"data")
         await files.rename(STORE / "old", STORE / "new")
         seen.add(tuple(await after_power_cut(disk, random.Random(seed))))
@@ -85,8 +82,7 @@ async def test_a_renaming_is_lost_or_kept_as_a_whole() -> None:
 async def test_an_append_is_torn_anywhere_but_keeps_what_was_durable() -> None:
     seen = set()
     for seed in range(300):
-        disk = new_disk()
-        files = MemoryFiles(disk)
+        disk, files = new_disk()
         async with await files.create(STORE / "log") as file:
             await file.append(b"sure")
             await file.fsync()
@@ -101,8 +97,7 @@ async def test_an_append_is_torn_anywhere_but_keeps_what_was_durable() -> None:
 async def test_the_names_of_one_directory_survive_in_the_order_they_were_made() -> None:
     seen = set()
     for seed in range(100):
-        disk = new_disk()
-        files = MemoryFiles(disk)
+        disk, files = new_disk()
         for name in ("1", "2", "3"):
             await write(files, name, b"", fsync=True)
         seen.add(tuple(await after_power_cut(disk, random.Random(seed))))
@@ -112,8 +107,7 @@ async def test_the_names_of_one_directory_survive_in_the_order_they_were_made() 
 async def test_the_same_seed_loses_the_same() -> None:
     results = []
     for _ in range(2):
-        disk = new_disk()
-        files = MemoryFiles(disk)
+        disk, files = new_disk()
         for number in range(10):
             await write(files, f"{number}", b"x" * number, fsync=number % 2 == 0)
         results.append(await after_power_cut(disk, random.Random(1)))
@@ -121,8 +115,7 @@ async def test_the_same_seed_loses_the_same() -> None:
 
 
 async def test_after_a_failed_fsync_a_later_one_saves_nothing() -> None:
-    disk = new_disk()
-    files = MemoryFiles(disk)
+    disk, files = new_disk()
     async with await files.create(STORE / "log") as file:
         await files.fsync_directory(STORE)
         await file.append(b"data")
@@ -135,7 +128,7 @@ async def test_after_a_failed_fsync_a_later_one_saves_nothing() -> None:
 
 
 async def test_a_full_disk_takes_a_part() -> None:
-    files = MemoryFiles(new_disk())
+    _, files = new_disk()
     files.faults.fail("append", nth=2, times=2, number=errno.ENOSPC)
     async with await files.create(STORE / "log") as file:
         await file.append(b"1234")
@@ -147,8 +140,7 @@ async def test_a_full_disk_takes_a_part() -> None:
 
 
 async def test_a_killed_process_does_nothing_more_and_its_lock_is_free() -> None:
-    disk = new_disk()
-    files = MemoryFiles(disk)
+    disk, files = new_disk()
     await files.lock(STORE / "LOCK")
     with pytest.raises(BlockingIOError):
         await MemoryFiles(disk).lock(STORE / "LOCK")
@@ -161,8 +153,7 @@ async def test_a_killed_process_does_nothing_more_and_its_lock_is_free() -> None
 
 
 async def test_a_process_of_before_the_power_cut_is_dead() -> None:
-    disk = new_disk()
-    files = MemoryFiles(disk)
+    disk, files = new_disk()
     disk.cut_power()
     await run_until_killed(files, files.make_directory(STORE / "e1"))
     assert files.killed.is_set()
@@ -170,8 +161,7 @@ async def test_a_process_of_before_the_power_cut_is_dead() -> None:
 
 
 async def test_a_kill_loses_nothing_that_was_written() -> None:
-    disk = new_disk()
-    files = MemoryFiles(disk)
+    disk, files = new_disk()
     await write(files, "log", b"data", fsync=False)
     files.kill()
     assert await MemoryFiles(disk).read(STORE / "log", bytes_max=10) == b"data"
@@ -185,8 +175,8 @@ async def test_replacing_a_file_leaves_the_old_or_the_new_whatever_call_it_dies_
     calls = 0
     outcomes = set()
     while True:
-        disk = new_disk()
-        await replace_durably(MemoryFiles(disk), STORE / "mark", b"old")
+        disk, before = new_disk()
+        await replace_durably(before, STORE / "mark", b"old")
         files = MemoryFiles(disk)
         files.faults.kill_at(calls)
         await run_until_killed(files, replace_durably(files, STORE / "mark", b"new"))
@@ -205,9 +195,8 @@ async def test_without_the_fsync_of_the_content_replacing_would_lose_both() -> N
     """The test above can fail: this is the mistake that it has to find."""
     seen = set()
     for seed in range(50):
-        disk = new_disk()
-        await replace_durably(MemoryFiles(disk), STORE / "mark", b"old")
-        files = MemoryFiles(disk)
+        disk, files = new_disk()
+        await replace_durably(files, STORE / "mark", b"old")
         await write(files, "mark.new", b"new", fsync=False)
         await files.rename(STORE / "mark.new", STORE / "mark")
         await files.fsync_directory(STORE)
@@ -218,8 +207,7 @@ async def test_without_the_fsync_of_the_content_replacing_would_lose_both() -> N
 async def test_a_file_that_was_overwritten_is_the_old_one_or_a_part_of_the_new() -> None:
     seen = set()
     for seed in range(200):
-        disk = new_disk()
-        files = MemoryFiles(disk)
+        disk, files = new_disk()
         await write_durably(files, "mark", b"old")
         async with await files.create(STORE / "mark", exclusive=False) as file:
             await file.append(b"new")

@@ -212,35 +212,37 @@ async def test_a_slow_reader_slows_down_the_server(here: ForwardingSite) -> None
     assert received == 2_000
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_when_the_caller_goes_away_its_forwarded_call_is_cancelled(
-    here: ForwardingSite,
-    streaming: bool,
-) -> None:
-    entered, cancelled = asyncio.Event(), asyncio.Event()
+async def begun(
+    here: ForwardingSite, *, streaming: bool, path: str = methods.SCAN.path
+) -> tuple[asyncio.Future[Any], asyncio.Event]:
+    """A call that the server does not answer, and whether it has ended there."""
+    entered, ended = asyncio.Event(), asyncio.Event()
 
     async def wait(raw: bytes, context: Any) -> bytes:
         entered.set()
         try:
             await asyncio.get_running_loop().create_future()
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
+        finally:
+            ended.set()
         return b""
 
     async def produce(raw: bytes, context: Any) -> AsyncIterator[bytes]:
         yield await wait(raw, context)
 
-    if streaming:
-        here.behind.stream = produce
-        call = here.scan()
-        reading = asyncio.ensure_future(call.read())
-    else:
-        here.behind.unary = wait
-        reading = asyncio.ensure_future(here.read())
+    here.behind.unary, here.behind.stream = wait, produce
+    reading = asyncio.ensure_future(here.scan(path=path).read() if streaming else here.read())
     await asyncio.wait_for(entered.wait(), SECONDS)
+    return reading, ended
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_when_the_caller_goes_away_its_forwarded_call_is_cancelled(
+    here: ForwardingSite,
+    streaming: bool,
+) -> None:
+    reading, ended = await begun(here, streaming=streaming)
     reading.cancel()
-    await asyncio.wait_for(cancelled.wait(), SECONDS)
+    await asyncio.wait_for(ended.wait(), SECONDS)
     await asyncio.wait_for(here.gate.idle.wait(), SECONDS)
 
 
@@ -281,24 +283,8 @@ async def test_a_call_whose_channel_is_closed_ends_for_its_caller(
     here: ForwardingSite, streaming: bool
 ) -> None:
     """As when the gateway's certificate was renewed, and a call has lasted for long after that."""
-    entered = asyncio.Event()
-
-    async def wait(raw: bytes, context: Any) -> bytes:
-        entered.set()
-        await asyncio.get_running_loop().create_future()
-        return b""
-
-    async def produce(raw: bytes, context: Any) -> AsyncIterator[bytes]:
-        yield await wait(raw, context)
-
-    if streaming:
-        here.behind.stream = produce
-        call = here.scan(path=methods.WATCH_NOTIFICATIONS.path)
-        reading = asyncio.ensure_future(call.read())
-    else:
-        here.behind.unary = wait
-        reading = asyncio.ensure_future(here.read())
-    await asyncio.wait_for(entered.wait(), SECONDS)
+    path = methods.WATCH_NOTIFICATIONS.path
+    reading, _ = await begun(here, streaming=streaming, path=path)
     await here.routes.line(here.server).channel.close()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await asyncio.wait_for(reading, SECONDS)
@@ -434,56 +420,45 @@ async def test_a_client_stays_with_a_gateway_if_a_server_behind_it_is_not_ready(
             await call(GetTimestampsRequest(count=1), SECONDS)
 
 
-async def test_calls_to_masters_need_no_server_name_and_a_standby_is_skipped(
-    here: ForwardingSite,
-) -> None:
+async def standby_and_leader(here: ForwardingSite) -> list[str]:
+    """Adds two masters. Returns which of them is asked, as it happens, by the name in the call."""
     asked: list[str] = []
 
-    def master(name: str, answer: errors.PercolatorError | None) -> Behind:
+    def master(answer: errors.PercolatorError | None) -> Behind:
         async def create(raw: bytes, context: Any) -> bytes:
-            asked.append(name)
+            asked.append(dict(context.invocation_metadata())[SERVER_METADATA])
             if answer is not None:
                 await context.abort(*failure(answer))
             return CreateTableResponse(created=True).SerializeToString()
 
         return Behind(unary=create)
 
-    standby = master("standby", errors.NotReady("ask the leader"))
-    leader = master("leader", None)
+    both = {"standby": master(errors.NotReady("ask the leader")), "leader": master(None)}
     here.master.servers += [
         Server(kind=cluster_pb2.SERVICE_KIND_MASTER, server_id=name, address=await here.listen(one))
-        for name, one in (("standby", standby), ("leader", leader))
+        for name, one in both.items()
     ]
+    return asked
+
+
+async def test_calls_to_masters_need_no_server_name_and_a_standby_is_skipped(
+    here: ForwardingSite,
+) -> None:
+    asked = await standby_and_leader(here)
     create = here.through.unary(here.address, methods.CREATE_TABLE)
     for _ in range(3):
         assert (await create(CreateTableRequest(name="t"), SECONDS)).created
     assert asked == ["standby", "leader", "leader", "leader"], "who leads is remembered"
-    assert leader.seen[0][SERVER_METADATA] == "leader"
 
 
 async def test_who_leads_is_remembered_while_calls_to_other_servers_are_forwarded(
     here: ForwardingSite,
 ) -> None:
-    asked: list[str] = []
-
-    def master(name: str, answer: errors.PercolatorError | None) -> Behind:
-        async def create(raw: bytes, context: Any) -> bytes:
-            asked.append(name)
-            if answer is not None:
-                await context.abort(*failure(answer))
-            return CreateTableResponse(created=True).SerializeToString()
-
-        return Behind(unary=create)
-
     async def answer(raw: bytes, context: Any) -> bytes:
         return b""
 
     here.behind.unary = answer
-    standby = master("standby", errors.NotReady("ask the leader"))
-    here.master.servers += [
-        Server(kind=cluster_pb2.SERVICE_KIND_MASTER, server_id=name, address=await here.listen(one))
-        for name, one in (("standby", standby), ("leader", master("leader", None)))
-    ]
+    asked = await standby_and_leader(here)
     create = here.through.unary(here.address, methods.CREATE_TABLE)
     await create(CreateTableRequest(name="t"), SECONDS)
     await here.read()
@@ -491,40 +466,20 @@ async def test_who_leads_is_remembered_while_calls_to_other_servers_are_forwarde
     assert asked == ["standby", "leader", "leader"]
 
 
-async def test_a_master_that_is_gone_fails_one_call_and_not_the_next(here: ForwardingSite) -> None:
-
-    async def create(raw: bytes, context: Any) -> bytes:
-        return CreateTableResponse(created=True).SerializeToString()
-
-    there = await here.listen(Behind(unary=create))
-    here.master.servers += [
-        Server(kind=cluster_pb2.SERVICE_KIND_MASTER, server_id=name, address=address)
-        for name, address in (("gone", "127.0.0.1:1"), ("there", there))
-    ]
-    call = here.through.unary(here.address, methods.CREATE_TABLE)
-    with pytest.raises(errors.Unavailable):
-        await call(CreateTableRequest(name="t"), SECONDS)
-    assert (await call(CreateTableRequest(name="t"), SECONDS)).created
-
-
-async def test_several_masters_that_are_gone_do_not_hide_the_one_that_is_there(
-    here: ForwardingSite,
+@pytest.mark.parametrize("gone", [["127.0.0.1:1"], ["127.0.0.1:1", "127.0.0.1:2"]], ids=len)
+async def test_masters_that_are_gone_fail_one_call_each_and_do_not_hide_the_one_that_is_there(
+    here: ForwardingSite, gone: list[str]
 ) -> None:
-
     async def create(raw: bytes, context: Any) -> bytes:
         return CreateTableResponse(created=True).SerializeToString()
 
     there = await here.listen(Behind(unary=create))
     here.master.servers += [
-        Server(kind=cluster_pb2.SERVICE_KIND_MASTER, server_id=name, address=address)
-        for name, address in (
-            ("gone", "127.0.0.1:1"),
-            ("gone, too", "127.0.0.1:2"),
-            ("there", there),
-        )
+        Server(kind=cluster_pb2.SERVICE_KIND_MASTER, server_id=address, address=address)
+        for address in (*gone, there)
     ]
     call = here.through.unary(here.address, methods.CREATE_TABLE)
-    for _ in range(2):
+    for _ in gone:
         with pytest.raises(errors.Unavailable):
             await call(CreateTableRequest(name="t"), SECONDS)
     for _ in range(3):

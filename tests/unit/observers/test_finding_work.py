@@ -260,16 +260,16 @@ def hint(row: bytes, left_out: int = 0) -> pb.WatchNotificationsResponse:
     )
 
 
+async def unanswered(table_id: int, row: bytes) -> list[TabletLocation]:
+    await asyncio.sleep(5.0)
+    raise DeadlineExceeded("no master answered in time")
+
+
 async def test_while_no_master_answers_many_unknown_tablets_cost_no_more_than_one(
     server: WorkServer,
 ) -> None:
     cluster = Cluster({"a:1": server})
     cluster.tablets.learn([tablet("a:1", b"m", b"", tablet_id=9)])
-
-    async def unanswered(table_id: int, row: bytes) -> list[TabletLocation]:
-        await asyncio.sleep(5.0)
-        raise DeadlineExceeded("no master answered in time")
-
     cluster.tablets._find = unanswered
     lost = [whole(bytes([row]), bytes([row + 1])) for row in b"abcdefgh"]
     finding = asyncio.ensure_future(find(cluster, *lost, whole(b"m")))
@@ -289,11 +289,6 @@ async def test_while_no_master_answers_many_refused_tablets_cost_no_more_than_on
     starts = [b"", *(bytes([letter]) for letter in b"bcdefgh")]
     for number, (start, end) in enumerate(zip(starts, [*starts[1:], b""], strict=True)):
         cluster.tablets.learn([tablet("a:1", start, end, tablet_id=number + 1)])
-
-    async def unanswered(table_id: int, row: bytes) -> list[TabletLocation]:
-        await asyncio.sleep(5.0)
-        raise DeadlineExceeded("no master answered in time")
-
     cluster.tablets._find = unanswered
     found = await find(cluster, whole())
     assert {type(one.problem) for one in found} == {NotReady}
@@ -689,8 +684,7 @@ async def test_locks_are_kept_for_a_while_when_the_work_is_done(world: Observed)
     """A pass of another worker that has just seen the notifications would take them."""
     holders: dict[bytes, object] = {}
     await backlog(world)
-    worker = Worker(replace(world.context, locks=Locks(holders)), [copying])
-    async with worker:
+    async with Worker(replace(world.context, locks=Locks(holders)), [copying]):
         await world.until_nothing_waits()
         assert len(holders) == len(ROWS)
         await asyncio.sleep(2.5)

@@ -42,11 +42,20 @@ def gate() -> Iterator[threading.Event]:
 def nothing() -> None: ...
 
 
+def no_room(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.fixture
+def threads_max() -> int:
+    """How many threads there may be. A test may have another number as a parameter."""
+    return 1
+
+
 @pytest.fixture
 @asynccontextmanager
-async def threads() -> AsyncIterator[Threads]:
-    """One thread."""
-    threads = Threads(1)
+async def threads(threads_max: int) -> AsyncIterator[Threads]:
+    threads = Threads(threads_max)
     yield threads
     threads.close()
 
@@ -65,7 +74,9 @@ async def test_a_thread_that_is_given_up_is_replaced_and_ends_when_it_returns(
         await threads.call(ThreadShare(9), nothing, WAIT_SECONDS, nothing)
 
 
-async def test_a_job_that_arrives_when_an_idle_thread_is_about_to_end_is_done_by_it() -> None:
+async def test_a_job_that_arrives_when_an_idle_thread_is_about_to_end_is_done_by_it(
+    threads: Threads,
+) -> None:
     class Late(threading.Condition):
         """Every wait reports a time-out, even if a job arrived in the meantime."""
 
@@ -73,17 +84,15 @@ async def test_a_job_that_arrives_when_an_idle_thread_is_about_to_end_is_done_by
             super().wait(timeout)
             return False
 
-    threads = Threads(1)
     threads._changed = Late()
     await threads.call(ThreadShare(9), nothing, WAIT_SECONDS, nothing)
     while threads._idle == 0:  # noqa: ASYNC110 - no event signals it
         await asyncio.sleep(0.001)
     await threads.call(ThreadShare(9), nothing, 1.0, nothing)
-    threads.close()
 
 
-async def test_no_more_threads_run_than_are_allowed() -> None:
-    threads = Threads(2)
+@pytest.mark.parametrize("threads_max", [2])
+async def test_no_more_threads_run_than_are_allowed(threads: Threads) -> None:
     running, most = 0, 0
     lock = threading.Lock()
     both = threading.Barrier(2)
@@ -101,17 +110,13 @@ async def test_no_more_threads_run_than_are_allowed() -> None:
         *(threads.call(ThreadShare(9), run, WAIT_SECONDS, nothing) for _ in range(8))
     )
     assert most == 2
-    threads.close()
 
 
 async def test_a_machine_that_has_no_room_for_a_thread_costs_none_for_good(
-    monkeypatch: pytest.MonkeyPatch,
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is what has failed for want of a thread run later, beside the next attempt at it."""
-    threads, calls = Threads(1), list[str]()
-
-    def no_room(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    calls = list[str]()
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_room)
@@ -122,14 +127,14 @@ async def test_a_machine_that_has_no_room_for_a_thread_costs_none_for_good(
     await threads.call(ThreadShare(9), lambda: calls.append("first"), WAIT_SECONDS, nothing)
     await threads.call(ThreadShare(9), lambda: calls.append("second"), WAIT_SECONDS, nothing)
     assert calls == ["first", "second"]
-    threads.close()
 
 
+@pytest.mark.parametrize("threads_max", [2])
 async def test_a_run_takes_too_long_also_where_there_is_no_room_for_a_thread_in_place_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread was not counted as hanging then, and was taken off that count all the same."""
-    threads, starts = Threads(2), list[threading.Thread]()
+    starts = list[threading.Thread]()
 
     def slow_then_refused(thread: threading.Thread) -> None:
         starts.append(thread)
@@ -146,7 +151,6 @@ async def test_a_run_takes_too_long_also_where_there_is_no_room_for_a_thread_in_
         with pytest.raises(TookTooLong):
             await waiting
     assert len(starts) == 2
-    threads.close()
 
 
 async def test_waiting_for_a_thread_is_not_a_failure(threads: Threads) -> None:
@@ -196,8 +200,11 @@ async def test_whatever_a_function_raises_propagates(
     await threads.call(ThreadShare(9), nothing, WAIT_SECONDS, nothing)
 
 
-async def test_one_observer_has_no_more_threads_than_its_share_and_the_rest_wait() -> None:
-    threads, share, ends = Threads(4), ThreadShare(2), list[str]()
+@pytest.mark.parametrize("threads_max", [4])
+async def test_one_observer_has_no_more_threads_than_its_share_and_the_rest_wait(
+    threads: Threads,
+) -> None:
+    share, ends = ThreadShare(2), list[str]()
     with gate() as hangs:
 
         def wait(name: str) -> None:
@@ -212,11 +219,11 @@ async def test_one_observer_has_no_more_threads_than_its_share_and_the_rest_wait
         await asyncio.gather(*waiting)
     assert (share.used, len(share.waiting)) == (0, 0)
     assert sorted(ends) == ["a", "b", "c", "other"]
-    threads.close()
 
 
-async def test_what_waits_for_threads_that_all_hang_is_sent_back() -> None:
-    threads, share, came_back = Threads(4), ThreadShare(2), asyncio.Event()
+@pytest.mark.parametrize("threads_max", [4])
+async def test_what_waits_for_threads_that_all_hang_is_sent_back(threads: Threads) -> None:
+    share, came_back = ThreadShare(2), asyncio.Event()
     with gate() as hangs:
         calls = [threads.call(share, hangs.wait, 0.05, came_back.set) for _ in range(2)]
         calls += [threads.call(share, nothing, 0.05, nothing) for _ in range(2)]
@@ -234,11 +241,13 @@ async def test_what_waits_for_threads_that_all_hang_is_sent_back() -> None:
         while share.hung:  # noqa: ASYNC110 - no event signals it
             await asyncio.sleep(0.001)
         await threads.call(share, nothing, WAIT_SECONDS, nothing)
-    threads.close()
 
 
-async def test_what_waited_for_a_thread_that_hung_does_not_wait_for_other_threads_as_well() -> None:
-    threads, share, came_back = Threads(4), ThreadShare(2), asyncio.Event()
+@pytest.mark.parametrize("threads_max", [4])
+async def test_what_waited_for_a_thread_that_hung_does_not_wait_for_other_threads_as_well(
+    threads: Threads,
+) -> None:
+    share, came_back = ThreadShare(2), asyncio.Event()
     with gate() as hangs, gate() as is_slow:
         with pytest.raises(TookTooLong):
             await threads.call(share, hangs.wait, 0.05, came_back.set)
@@ -251,17 +260,14 @@ async def test_what_waited_for_a_thread_that_hung_does_not_wait_for_other_thread
         is_slow.set()
         await slow
     assert (share.used, share.hung, threads._threads) == (0, 0, 2)
-    threads.close()
 
 
+@pytest.mark.parametrize("threads_max", [4])
 async def test_a_job_waits_for_a_busy_thread_where_no_further_one_can_be_started(
-    monkeypatch: pytest.MonkeyPatch,
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It failed instead, and soon became a dead letter."""
-    threads, share = Threads(4), ThreadShare(4)
-
-    def no_room(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    share = ThreadShare(4)
 
     with gate() as is_slow:
         slow = asyncio.ensure_future(threads.call(share, is_slow.wait, WAIT_SECONDS, nothing))
@@ -272,7 +278,6 @@ async def test_a_job_waits_for_a_busy_thread_where_no_further_one_can_be_started
         assert not waiting.done()
         is_slow.set()
         await asyncio.gather(slow, waiting)
-    threads.close()
 
 
 async def test_a_thread_that_could_not_be_replaced_goes_on_once_it_returns(
@@ -280,9 +285,6 @@ async def test_a_thread_that_could_not_be_replaced_goes_on_once_it_returns(
 ) -> None:
     """Jobs that waited for it would otherwise wait forever."""
     share = ThreadShare(2)
-
-    def no_room(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
 
     with gate() as hangs:
         hanging = asyncio.ensure_future(threads.call(share, hangs.wait, 0.05, nothing))
@@ -311,10 +313,11 @@ async def test_a_caller_cancelled_just_after_its_time_was_over_is_not_counted_tw
         assert (share.used, share.hung, threads._threads) == (1, 1, 0)
 
 
+@pytest.mark.parametrize("threads_max", [16])
 async def test_short_jobs_are_done_by_few_threads_and_many_results_wake_the_loop_once(
-    monkeypatch: pytest.MonkeyPatch,
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, used = Threads(16), set[int]()
+    used = set[int]()
     share, wakes = ThreadShare(16), 0
     deliver = threads._finish
 
@@ -331,7 +334,6 @@ async def test_short_jobs_are_done_by_few_threads_and_many_results_wake_the_loop
     await asyncio.gather(*calls)
     assert len(used) <= 16
     assert wakes < 250
-    threads.close()
 
 
 def test_the_longer_a_function_takes_the_fewer_runs_begin_before_they_have_a_thread() -> None:

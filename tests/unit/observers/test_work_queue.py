@@ -65,6 +65,12 @@ def rows(queue: WorkQueue) -> list[bytes]:
     return found
 
 
+def taken(queue: Queue) -> Work:
+    work = queue.take()
+    assert work is not None
+    return work
+
+
 async def test_the_oldest_change_of_all_observers_goes_first() -> None:
     queue, one, other = Queue(), watched("one"), watched("other")
     queue.offer(one, b"c", b"source", [30])
@@ -84,8 +90,7 @@ async def test_a_known_cell_is_not_queued_again() -> None:
 async def test_notifications_after_the_snapshot_are_queued_again_and_earlier_ones_are_not() -> None:
     queue, some = Queue(), watched()
     queue.offer(some, b"a", b"source", [10])
-    work = queue.take()
-    assert work is not None
+    work = taken(queue)
     queue.offer(some, b"a", b"source", [20])
     queue.finished(work, 15)
     again = queue.take()
@@ -99,9 +104,7 @@ async def test_notifications_after_the_snapshot_are_queued_again_and_earlier_one
 async def test_a_notification_found_after_its_run_is_only_deleted() -> None:
     queue, some = Queue(), watched()
     queue.offer(some, b"a", b"source", [10])
-    work = queue.take()
-    assert work is not None
-    queue.finished(work, 15)
+    queue.finished(taken(queue), 15)
     assert queue.offer(some, b"a", b"source", [12]) is None
     assert queue.handled_before == [(b"a", [12])]
     assert queue.offer(some, b"a", b"source", [12, 16]) is not None
@@ -130,9 +133,7 @@ async def test_a_full_queue_accepts_nothing_and_reports_when_there_is_room() -> 
         assert queue.offer(some, b"%d" % number, b"source", [1]) is not None
     assert queue.offer(some, b"more", b"source", [1]) is None
     for told in (0, 1, 1):
-        work = queue.take()
-        assert work is not None
-        queue.finished(work, 2)
+        queue.finished(taken(queue), 2)
         assert queue.told_of_room == told
 
 
@@ -164,8 +165,7 @@ async def test_a_queue_is_bounded_in_bytes_as_well() -> None:
 async def test_work_to_be_retried_waits_for_its_pause() -> None:
     queue, some = Queue(), watched()
     queue.offer(some, b"a", b"source", [1])
-    work = queue.take()
-    assert work is not None
+    work = taken(queue)
     queue.again(work, 5.0)
     await asyncio.sleep(4.9)
     assert queue.take() is None
@@ -186,8 +186,7 @@ async def test_work_of_a_paused_observer_is_dropped_from_the_queue() -> None:
 
 
 async def test_a_column_that_an_observer_does_not_watch_is_refused() -> None:
-    queue = Queue()
-    assert queue.offer(watched(), b"a", b"another", [1]) is None
+    assert Queue().offer(watched(), b"a", b"another", [1]) is None
 
 
 async def test_the_newest_of_very_many_notifications_of_a_cell_is_always_kept() -> None:
@@ -195,8 +194,7 @@ async def test_the_newest_of_very_many_notifications_of_a_cell_is_always_kept() 
     last = 2 * TIMESTAMPS_MAX
     for timestamp in range(1, last + 1):
         queue.offer(some, b"a", b"source", [timestamp])
-    work = queue.take()
-    assert work is not None
+    work = taken(queue)
     assert len(work.timestamps) == TIMESTAMPS_MAX
     assert (min(work.timestamps), max(work.timestamps)) == (1, last)
     queue.finished(work, 500)
@@ -205,9 +203,7 @@ async def test_the_newest_of_very_many_notifications_of_a_cell_is_always_kept() 
 
 def run(queue: Queue, seen: int) -> None:
     """One run, which takes no time."""
-    work = queue.take()
-    assert work is not None
-    queue.finished(work, seen)
+    queue.finished(taken(queue), seen)
 
 
 async def test_after_a_run_the_next_one_for_the_cell_waits_for_the_pause() -> None:
@@ -232,8 +228,7 @@ async def test_after_a_run_the_next_one_for_the_cell_waits_for_the_pause() -> No
 async def test_a_change_during_a_run_waits_for_the_pause_too() -> None:
     queue, some = Queue(), watched(pause=2.0)
     queue.offer(some, b"a", b"source", [1])
-    work = queue.take()
-    assert work is not None
+    work = taken(queue)
     queue.offer(some, b"a", b"source", [20])
     queue.finished(work, 10)
     assert queue.take() is None
@@ -244,8 +239,7 @@ async def test_a_change_during_a_run_waits_for_the_pause_too() -> None:
 async def test_a_run_that_failed_is_repeated_without_the_pause() -> None:
     queue, some = Queue(), watched(pause=2.0)
     queue.offer(some, b"a", b"source", [1])
-    work = queue.take()
-    assert work is not None
+    work = taken(queue)
     queue.again(work, 0.0)
     assert queue.take() is work
 
@@ -267,8 +261,7 @@ async def test_a_run_handles_a_thousand_notifications_of_one_cell() -> None:
     queue, some = Queue(), watched()
     for timestamp in range(1_000):
         queue.offer(some, b"a", b"source", [timestamp])
-    work = queue.take()
-    assert work is not None
+    work = taken(queue)
     assert len(work.timestamps) == 1_000
     queue.finished(work, 1_000)
     assert len(queue) == 0
@@ -282,16 +275,15 @@ async def test_timestamps_of_all_cells_together_are_bounded(
     for row in range(20):
         for timestamp in range(1, 1_001):
             queue.offer(some, b"%02d" % row, b"source", [timestamp])
-    taken = [work for _ in range(20) if (work := queue.take())]
-    assert sum(len(work.timestamps) for work in taken) < 3_000 + 20 * 200
-    assert all(max(work.timestamps) == 1_000 for work in taken)
-    for work in taken[:19]:
+    works = [work for _ in range(20) if (work := queue.take())]
+    assert sum(len(work.timestamps) for work in works) < 3_000 + 20 * 200
+    assert all(max(work.timestamps) == 1_000 for work in works)
+    for work in works[:19]:
         queue.finished(work, 1_000)
-    queue.drop(taken[19])
+    queue.drop(works[19])
     for timestamp in range(1, 1_001):
         queue.offer(some, b"another", b"source", [timestamp])
-    work = queue.take()
-    assert work is not None
+    work = taken(queue)
     assert len(work.timestamps) == 1_000, "there is room again"
 
 

@@ -638,23 +638,20 @@ async def test_a_backfill_ends_with_its_table_or_its_observer(world: Observed) -
 async def test_a_worker_that_lost_its_lock_ends_a_backfill_that_another_has_completed(
     world: Observed,
 ) -> None:
-    @observes(source, name="copying")
-    async def unused(tx: Any, row: str) -> None: ...
-
     steps = 0
 
     async def go_on(progress: Any) -> bool:
         nonlocal steps
         steps += 1
         if steps == 1:
-            (other,) = await register(world.context, [unused])
+            (other,) = await register(world.context, [copying])
             await backfill_owed(world.context, other)
         await asyncio.sleep(0.6)
         return True
 
     for number in range(6):
         await world.put(f"{number}", number)
-    (watched,) = await register(world.context, [unused])
+    (watched,) = await register(world.context, [copying])
     await backfill_owed(world.context, watched, rows_at_once=1, go_on=go_on)
     assert watched.owed is None
     assert steps <= 2
@@ -663,12 +660,9 @@ async def test_a_worker_that_lost_its_lock_ends_a_backfill_that_another_has_comp
 async def test_a_backfill_goes_on_at_a_later_snapshot_if_history_is_collected(
     world: Observed,
 ) -> None:
-    @observes(source, name="copying")
-    async def unused(tx: Any, row: str) -> None: ...
-
     for number in range(6):
         await world.put(f"{number}", number)
-    (watched,) = await register(world.context, [unused])
+    (watched,) = await register(world.context, [copying])
     scan, scanned = world.context.env.cells.scan, 0
 
     async def scan_that_breaks_off(request: Any, seconds: float) -> Any:
@@ -873,16 +867,17 @@ def test_every_counter_of_every_observer_is_reported() -> None:
     def told(metric: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"percolator_observer_{metric}", {**OF_INDEX, **labels})
 
-    assert told("runs_total") == 7
-    assert told("commits_total") == 4
-    assert told("conflicts_total") == 2
-    assert told("failures_total") == 0
-    assert told("hung_threads") == 1
-    assert told("backlog") == 3
-    assert told("latency_seconds_bucket", le="0.002") == 1
-    assert told("latency_seconds_bucket", le="0.005") == 2
-    assert told("latency_seconds_bucket", le="300.0") == 2
-    assert told("latency_seconds_bucket", le="+Inf") == 3
-    assert told("latency_seconds_count") == 3
-    assert told("latency_seconds_sum") == 400.005
+    expected = {
+        "runs_total": 7,
+        "commits_total": 4,
+        "conflicts_total": 2,
+        "failures_total": 0,
+        "hung_threads": 1,
+        "backlog": 3,
+        "latency_seconds_count": 3,
+        "latency_seconds_sum": 400.005,
+    }
+    assert {metric: told(metric) for metric in expected} == expected
+    buckets = {"0.002": 1, "0.005": 2, "300.0": 2, "+Inf": 3}
+    assert {le: told("latency_seconds_bucket", le=le) for le in buckets} == buckets
     assert counters.commits == 4

@@ -479,22 +479,6 @@ def test_an_exporter_that_ran_nothing_has_failed(percolator_db: Database) -> Non
         percolator.testing.run_observers(percolator_db, [forgets_to_await])
 
 
-async def test_an_export_queue_has_the_same_methods_for_asyncio() -> None:
-    out, received = exporting(), Receiver()
-    async with percolator.testing.connect_async() as db:
-        await out.create(db)
-        async with db.transaction() as tx:
-            await out.put(tx, "a", 1)
-        assert await out.pending(db.snapshot()) == 1
-
-        @out.exporter()
-        async def send(exports: Sequence[Export[str, int]]) -> None:
-            received(exports)
-
-        await percolator.testing.run_observers_async(db, [send])
-    assert received.by_key == {"a": [1]}
-
-
 def test_bad_arguments_of_exporters_are_refused_by_name() -> None:
     with pytest.raises(InvalidArgument, match="batch"):
         exporting().exporter(batch=0)
@@ -678,17 +662,6 @@ def test_few_of_those_that_add_at_the_same_time_conflict(percolator_db: Database
         committed += 1
     assert committed >= 15
     assert visits.value(percolator_db.snapshot(), "home") == committed
-
-
-async def test_a_counter_has_the_same_methods_for_asyncio() -> None:
-    visits = ShardedCounter("visits")
-    async with percolator.testing.connect_async() as db:
-        await visits.create(db)
-        async with db.transaction() as tx:
-            await visits.add(tx, "home", 2)
-        async with db.snapshot() as snapshot:
-            assert await visits.value(snapshot, "home") == 2
-            assert await visits.items(snapshot) == {"home": 2}
 
 
 def test_bad_arguments_of_a_counter_are_refused_by_name(percolator_db: Database) -> None:

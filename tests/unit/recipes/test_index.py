@@ -427,7 +427,9 @@ async def test_gathered_exports_are_all_put(async_db: AsyncDatabase) -> None:
 async def test_gathered_additions_to_a_sharded_counter_all_count(async_db: AsyncDatabase) -> None:
     async with async_db.transaction() as tx:
         await asyncio.gather(*(counter.add(tx, "home", 1) for _ in range(10)))
-    assert await counter.value(async_db.snapshot(), "home") == 10
+    async with async_db.snapshot() as snapshot:
+        assert await counter.value(snapshot, "home") == 10
+        assert await counter.items(snapshot) == {"home": 10}
 
 
 async def test_gathered_increments_of_a_cell_all_count(async_db: AsyncDatabase) -> None:
