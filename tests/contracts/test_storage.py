@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -106,15 +106,6 @@ def forwards(cursor: Cursor, start: bytes) -> list[tuple[bytes, bytes]]:
     return found
 
 
-async def test_what_was_written_is_found_and_what_was_deleted_is_not(storage: Storage[Any]) -> None:
-    await write(storage, a="1", b="2")
-    await write(storage, a="3", b=None, c="")
-    assert storage.get(b"a") == b"3"
-    assert storage.get(b"b") is None
-    assert storage.get(b"c") == b""
-    assert storage.get(b"never") is None
-
-
 async def test_of_two_changes_of_a_key_in_one_batch_the_later_counts(storage: Storage[Any]) -> None:
     batch = storage.batch()
     batch.put(b"a", b"1")
@@ -122,27 +113,7 @@ async def test_of_two_changes_of_a_key_in_one_batch_the_later_counts(storage: St
     batch.delete(b"b")
     batch.put(b"b", b"2")
     await storage.write(batch)
-    assert storage.get(b"a") is None
-    assert storage.get(b"b") == b"2"
-
-
-async def test_a_cursor_goes_both_ways_and_stands_where_it_is_told(storage: Storage[Any]) -> None:
-    await write(storage, a="1", c="3", e="5")
-    cursor = storage.cursor()
-    cursor.seek(b"b")
-    assert cursor.item() == (b"c", b"3")
-    cursor.prev()
-    assert cursor.key() == b"a"
-    cursor.prev()
-    assert not cursor.valid()
-    cursor.seek(b"e")
-    cursor.next()
-    assert not cursor.valid()
-    cursor.seek(b"f")
-    assert not cursor.valid()
-    cursor.seek(b"d")
-    assert cursor.key() == b"e"
-    cursor.close()
+    assert (storage.get(b"a"), storage.get(b"b")) == (None, b"2")
 
 
 async def test_a_cursor_does_not_see_what_is_written_after_it_was_made(
@@ -188,8 +159,7 @@ async def test_nothing_of_a_batch_is_visible_before_all_of_it_is_durable(
         writing = asyncio.ensure_future(write_all(storage, new))
         while not writing.done():
             # A cursor sees a single generation, and a later cursor never sees an older one.
-            values = {value for _, value in storage.iterate(keys[0], b"~")}
-            assert len(values) <= 1
+            assert len({value for _, value in storage.iterate(keys[0], b"~")}) <= 1
             await asyncio.sleep(0)
         await writing
         assert {value for _, value in storage.iterate(keys[0], b"~")} == {b"%d" % generation}
@@ -200,8 +170,7 @@ async def test_a_closed_storage_opened_again_has_everything(place: Place) -> Non
         await write(storage, a="1")
         await write(storage, b="2", a=None)
     async with opened(place) as storage:
-        assert storage.get(b"a") is None
-        assert storage.get(b"b") == b"2"
+        assert (storage.get(b"a"), storage.get(b"b")) == (None, b"2")
 
 
 async def test_whoever_reads_a_closed_storage_has_a_bug_and_the_disk_none(place: Place) -> None:
@@ -243,17 +212,20 @@ def test_any_storage_is_a_sorted_map(
                 await write_all(storage, changes)
                 merged = model | changes
                 model = {key: value for key, value in merged.items() if value is not None}
+                assert [storage.get(key) for key in merged] == [model.get(key) for key in merged]
             cursor = storage.cursor()
             assert forwards(cursor, b"") == sorted(model.items())
-            assert forwards(cursor, start) == sorted(
-                item for item in model.items() if item[0] >= start
-            )
-            cursor.seek(max(model, default=b""))
+            behind = sorted(item for item in model.items() if item[0] >= start)
+            assert forwards(cursor, start) == behind
+            cursor.seek(start)
             backwards = []
             while cursor.valid():
                 backwards.append(cursor.key())
                 cursor.prev()
-            assert backwards == sorted(model, reverse=True)
+            # It stands at the first key that is not below, and there is none behind the last one.
+            assert backwards == sorted(
+                (key for key in model if behind and key <= behind[0][0]), reverse=True
+            )
             cursor.close()
 
     if kind == "memory":
@@ -313,8 +285,7 @@ async def test_a_crash_loses_what_was_not_synced() -> None:
     with pytest.raises(OSError, match="crashed"):
         await writing
     reopened = MemoryStorage(disk)
-    assert reopened.get(b"a") == b"synced"
-    assert reopened.get(b"b") is None
+    assert (reopened.get(b"a"), reopened.get(b"b")) == (b"synced", None)
 
 
 async def test_two_writes_at_a_time_are_a_bug() -> None:
@@ -340,19 +311,18 @@ def test_a_directory_that_is_no_database_is_refused(tmp_path: Path) -> None:
     assert caught.value.fault in (StoreFault.DAMAGED, StoreFault.INPUT_OUTPUT)
 
 
-def test_a_directory_that_is_gone_is_refused_and_not_made(
-    tmp_path: Path, pool: DiskThreads
+@pytest.mark.parametrize(
+    ("directory", "create"),
+    [("e5", False), ("e5", True), (".", False)],
+    ids=["gone", "gone, to be created", "without a database"],
+)
+def test_what_has_to_be_there_is_refused_and_not_made(
+    tmp_path: Path, pool: DiskThreads, directory: str, create: bool
 ) -> None:
     """A deposed owner's directory was renamed: a new one would exist beside the sealed one."""
-    for create in (False, True):
-        with pytest.raises(StoreUnusable):
-            LevelDBStorage(tmp_path / "e5", pool, create=create)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_no_database_is_made_where_there_has_to_be_one(tmp_path: Path) -> None:
-    with DiskThreads(1, "leveldb") as pool, pytest.raises(StoreUnusable):
-        LevelDBStorage(tmp_path, pool)
+    with pytest.raises(StoreUnusable):
+        LevelDBStorage(tmp_path / directory, pool, create=create)
+    assert not (tmp_path / "e5").exists()
     assert not (tmp_path / "CURRENT").exists()
 
 
@@ -382,8 +352,7 @@ async def test_an_abandoned_database_keeps_what_was_synced(
 def test_write_buffers_shrink_with_the_number_of_tablets() -> None:
     mebibyte = 1024 * 1024
     assert write_buffer_bytes(0) == write_buffer_bytes(32) == 8 * mebibyte
-    assert write_buffer_bytes(64) == 4 * mebibyte
-    assert write_buffer_bytes(10_000) == 1 * mebibyte
+    assert (write_buffer_bytes(64), write_buffer_bytes(10_000)) == (4 * mebibyte, 1 * mebibyte)
 
 
 @pytest.mark.parametrize(
@@ -480,13 +449,86 @@ async def test_each_wait_for_the_disk_is_counted(files: Files, tmp_path: Path) -
 async def test_reading_is_bounded(files: Files, tmp_path: Path) -> None:
     await write_file(files, tmp_path / "log", b"12345")
     assert await files.read(tmp_path / "log", bytes_max=5) == b"12345"
-    assert await failure(files.read(tmp_path / "log", bytes_max=4)) == errno.EFBIG
 
 
-async def test_exclusive_creation_has_one_winner(files: Files, tmp_path: Path) -> None:
-    await write_file(files, tmp_path / "cluster.json", b"first")
-    assert await failure(files.create(tmp_path / "cluster.json")) == errno.EEXIST
-    assert await read(files, tmp_path / "cluster.json") == b"first"
+IMPOSSIBLE: dict[str, tuple[int, Callable[[Files, Path], Awaitable[object]]]] = {
+    "read more than is asked for": (
+        errno.EFBIG,
+        lambda files, at: files.read(at / "long", bytes_max=4),
+    ),
+    "create what exists": (errno.EEXIST, lambda files, at: files.create(at / "file")),
+    "make a directory that exists": (
+        errno.EEXIST,
+        lambda files, at: files.make_directory(at / "other"),
+    ),
+    "make a directory in none": (
+        errno.ENOENT,
+        lambda files, at: files.make_directory(at / "none" / "e5"),
+    ),
+    "rename onto a full directory": (
+        errno.ENOTEMPTY,
+        lambda files, at: files.rename(at / "other", at / "full"),
+    ),
+    "rename a file onto a directory": (
+        errno.EISDIR,
+        lambda files, at: files.rename(at / "file", at / "full"),
+    ),
+    "rename a directory onto a file": (
+        errno.ENOTDIR,
+        lambda files, at: files.rename(at / "other", at / "file"),
+    ),
+    "move a file": (
+        errno.EXDEV,
+        lambda files, at: files.rename(at / "file", at / "other" / "file"),
+    ),
+    "rename what is not there": (
+        errno.ENOENT,
+        lambda files, at: files.rename(at / "none", at / "file"),
+    ),
+    "link onto a file": (errno.EEXIST, lambda files, at: files.link(at / "long", at / "file")),
+    "link a directory": (errno.EPERM, lambda files, at: files.link(at / "other", at / "e")),
+    "link what is not there": (errno.ENOENT, lambda files, at: files.link(at / "none", at / "e")),
+    "remove a full directory": (
+        errno.ENOTEMPTY,
+        lambda files, at: files.remove_directory(at / "full"),
+    ),
+    "unlink a directory": (errno.EISDIR, lambda files, at: files.unlink(at / "other")),
+    "remove a file as a directory": (
+        errno.ENOTDIR,
+        lambda files, at: files.remove_directory(at / "file"),
+    ),
+    "read a directory": (errno.EISDIR, lambda files, at: files.read(at / "other", bytes_max=1)),
+    "list a file": (errno.ENOTDIR, lambda files, at: files.list(at / "file")),
+    "look below a file": (errno.ENOTDIR, lambda files, at: files.stat(at / "file" / "x")),
+    "fsync a file as a directory": (
+        errno.ENOTDIR,
+        lambda files, at: files.fsync_directory(at / "file"),
+    ),
+    "unlink what is not there": (errno.ENOENT, lambda files, at: files.unlink(at / "none")),
+    "look at what is not there": (errno.ENOENT, lambda files, at: files.stat(at / "none")),
+    "read what is not there": (
+        errno.ENOENT,
+        lambda files, at: files.read(at / "none", bytes_max=1),
+    ),
+    "list what is not there": (errno.ENOENT, lambda files, at: files.list(at / "none")),
+    "fsync what is not there": (errno.ENOENT, lambda files, at: files.fsync_directory(at / "none")),
+    "create in no directory": (errno.ENOENT, lambda files, at: files.create(at / "none" / "x")),
+    "lock in no directory": (errno.ENOENT, lambda files, at: files.lock(at / "none" / "LOCK")),
+}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+async def test_what_is_impossible_or_would_lose_something_is_refused_by_its_errno(
+    files: Files, tmp_path: Path, what: str
+) -> None:
+    for directory in ("full", "other"):
+        await files.make_directory(tmp_path / directory)
+    for file in ("full/x", "file", "long"):
+        await write_file(files, tmp_path / file, b"12345")
+    number, call = IMPOSSIBLE[what]
+    assert await failure(call(files, tmp_path)) == number
+    assert await files.list(tmp_path) == ["file", "full", "long", "other"]
+    assert await read(files, tmp_path / "file") == b"12345"
 
 
 async def test_creation_that_is_not_exclusive_empties_the_file(
@@ -497,13 +539,6 @@ async def test_creation_that_is_not_exclusive_empties_the_file(
     assert await read(files, tmp_path / "a") == b"x"
 
 
-async def test_a_directory_is_made_once(files: Files, tmp_path: Path) -> None:
-    await files.make_directory(tmp_path / "e5")
-    assert await failure(files.make_directory(tmp_path / "e5")) == errno.EEXIST
-    assert (await files.stat(tmp_path / "e5")).is_directory
-    assert await failure(files.make_directory(tmp_path / "none" / "e5")) == errno.ENOENT
-
-
 async def test_a_directory_lists_its_names_in_order(files: Files, tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
         await write_file(files, tmp_path / name, b"")
@@ -512,23 +547,18 @@ async def test_a_directory_lists_its_names_in_order(files: Files, tmp_path: Path
     assert await files.list(tmp_path) == ["b", "c", "d"]
 
 
-async def test_renaming_a_directory_keeps_its_identity(files: Files, tmp_path: Path) -> None:
+async def test_renaming_a_directory_keeps_its_identity_and_one_made_again_is_another(
+    files: Files, tmp_path: Path
+) -> None:
     await files.make_directory(tmp_path / "e5")
     await write_file(files, tmp_path / "e5" / "log", b"content")
     before = await files.stat(tmp_path / "e5")
+    assert before.is_directory
     await files.rename(tmp_path / "e5", tmp_path / "e5.sealed")
     after = await files.stat(tmp_path / "e5.sealed")
     assert (before.inode, before.device) == (after.inode, after.device)
     assert await read(files, tmp_path / "e5.sealed" / "log") == b"content"
     assert await failure(files.stat(tmp_path / "e5")) == errno.ENOENT
-
-
-async def test_a_directory_made_again_under_a_name_is_another_one(
-    files: Files, tmp_path: Path
-) -> None:
-    await files.make_directory(tmp_path / "e5")
-    before = await files.stat(tmp_path / "e5")
-    await files.rename(tmp_path / "e5", tmp_path / "e5.sealed")
     await files.make_directory(tmp_path / "e5")
     assert (await files.stat(tmp_path / "e5")).inode != before.inode
 
@@ -544,27 +574,20 @@ async def test_an_open_file_survives_the_renaming_of_its_directory(
     assert await read(files, tmp_path / "e5.sealed" / "log") == b"before after"
 
 
-async def test_a_file_renamed_onto_another_replaces_it(files: Files, tmp_path: Path) -> None:
-    await write_file(files, tmp_path / "new", b"new")
-    await write_file(files, tmp_path / "old", b"old")
-    await files.rename(tmp_path / "new", tmp_path / "old")
-    assert await files.list(tmp_path) == ["old"]
-    assert await read(files, tmp_path / "old") == b"new"
-
-
-async def test_renaming_refuses_what_would_lose_something(files: Files, tmp_path: Path) -> None:
-    await files.make_directory(tmp_path / "full")
-    await write_file(files, tmp_path / "full" / "x", b"")
-    await files.make_directory(tmp_path / "other")
-    await write_file(files, tmp_path / "file", b"")
-    full, other, file = tmp_path / "full", tmp_path / "other", tmp_path / "file"
-    assert await failure(files.rename(other, full)) == errno.ENOTEMPTY
-    assert await failure(files.rename(file, full)) == errno.EISDIR
-    assert await failure(files.rename(other, file)) == errno.ENOTDIR
-    assert await failure(files.rename(file, other / "file")) == errno.EXDEV
-    assert await failure(files.rename(tmp_path / "none", file)) == errno.ENOENT
-    await files.rename(full, other)
-    assert await files.list(other) == ["x"]
+async def test_what_is_renamed_onto_a_file_or_an_empty_directory_replaces_it(
+    files: Files, tmp_path: Path
+) -> None:
+    for directory in ("full", "other"):
+        await files.make_directory(tmp_path / directory)
+    for file in ("full/new", "full/old"):
+        await write_file(files, tmp_path / file, file.encode())
+    await files.rename(tmp_path / "full" / "new", tmp_path / "full" / "old")
+    await files.rename(tmp_path / "full", tmp_path / "other")
+    assert (await files.list(tmp_path), await files.list(tmp_path / "other")) == (
+        ["other"],
+        ["old"],
+    )
+    assert await read(files, tmp_path / "other" / "old") == b"full/new"
 
 
 async def test_a_linked_file_has_one_content_under_two_names(files: Files, tmp_path: Path) -> None:
@@ -577,43 +600,10 @@ async def test_a_linked_file_has_one_content_under_two_names(files: Files, tmp_p
     assert await read(files, tmp_path / "a") == b"12"
 
 
-async def test_a_link_replaces_nothing(files: Files, tmp_path: Path) -> None:
-    await write_file(files, tmp_path / "a", b"1")
-    await write_file(files, tmp_path / "b", b"2")
+async def test_an_empty_directory_is_removed(files: Files, tmp_path: Path) -> None:
     await files.make_directory(tmp_path / "d")
-    assert await failure(files.link(tmp_path / "a", tmp_path / "b")) == errno.EEXIST
-    assert await failure(files.link(tmp_path / "d", tmp_path / "e")) == errno.EPERM
-    assert await failure(files.link(tmp_path / "none", tmp_path / "e")) == errno.ENOENT
-
-
-async def test_only_empty_directories_are_removed(files: Files, tmp_path: Path) -> None:
-    await files.make_directory(tmp_path / "d")
-    await write_file(files, tmp_path / "d" / "x", b"")
-    assert await failure(files.remove_directory(tmp_path / "d")) == errno.ENOTEMPTY
-    await files.unlink(tmp_path / "d" / "x")
     await files.remove_directory(tmp_path / "d")
     assert await failure(files.list(tmp_path / "d")) == errno.ENOENT
-
-
-async def test_files_and_directories_are_not_mistaken(files: Files, tmp_path: Path) -> None:
-    await files.make_directory(tmp_path / "d")
-    await write_file(files, tmp_path / "f", b"")
-    assert await failure(files.unlink(tmp_path / "d")) == errno.EISDIR
-    assert await failure(files.remove_directory(tmp_path / "f")) == errno.ENOTDIR
-    assert await failure(files.read(tmp_path / "d", bytes_max=1)) == errno.EISDIR
-    assert await failure(files.list(tmp_path / "f")) == errno.ENOTDIR
-    assert await failure(files.stat(tmp_path / "f" / "x")) == errno.ENOTDIR
-    assert await failure(files.fsync_directory(tmp_path / "f")) == errno.ENOTDIR
-
-
-async def test_what_is_not_there_is_not_found(files: Files, tmp_path: Path) -> None:
-    none = tmp_path / "none"
-    assert await failure(files.unlink(none)) == errno.ENOENT
-    assert await failure(files.stat(none)) == errno.ENOENT
-    assert await failure(files.read(none, bytes_max=1)) == errno.ENOENT
-    assert await failure(files.fsync_directory(none)) == errno.ENOENT
-    assert await failure(files.create(none / "x")) == errno.ENOENT
-    assert await failure(files.lock(none / "LOCK")) == errno.ENOENT
 
 
 async def test_a_lock_has_one_holder_until_it_is_released(files: Files, tmp_path: Path) -> None:

@@ -45,8 +45,7 @@ def test_history_is_read_by_timestamp_and_by_time(db: Database, accounts: Accoun
         commits.append(tx.commit_timestamp)
     for number, at in enumerate(commits):
         with db.snapshot(at=at) as snapshot:
-            assert snapshot.get("a", accounts.balance) == number
-            assert snapshot.timestamp() == at
+            assert (snapshot.get("a", accounts.balance), snapshot.timestamp()) == (number, at)
     time = commits[-1].to_datetime()
     shown = [at for at in commits if at < Timestamp.from_datetime(time)]
     with db.snapshot(at=time) as snapshot:
@@ -69,15 +68,11 @@ def test_scans_cross_tablets_in_both_directions(db: Database, accounts: Accounts
     def scan(**arguments: Any) -> list[str]:
         return [row.key for row in db.snapshot().scan(accounts.table, **arguments)]
 
-    assert scan() == keys
-    assert scan(reverse=True) == keys[::-1]
+    assert (scan(), scan(reverse=True)) == (keys, keys[::-1])
     assert scan(start="f1", end="p0") == [key for key in keys if "f1" <= key < "p0"]
     assert scan(prefix="g") == ["g0", "g1", "g2"]
-    assert scan(prefix="g", reverse=True, limit=2) == ["g2", "g1"]
-    assert scan(limit=4) == keys[:4]
-    assert scan(limit=0) == []
-    assert scan(start="x", end="b") == []
-    assert scan(columns=[accounts.owner]) == []
+    assert (scan(prefix="g", reverse=True, limit=2), scan(limit=4)) == (["g2", "g1"], keys[:4])
+    assert (scan(limit=0), scan(start="x", end="b"), scan(columns=[accounts.owner])) == ([], [], [])
 
 
 def test_a_limit_counts_what_is_left_after_the_own_deletions(
@@ -88,8 +83,7 @@ def test_a_limit_counts_what_is_left_after_the_own_deletions(
         for i in range(10):
             tx.delete(f"{i:02}", accounts.balance)
         tx.set("1050", accounts.balance, 7)
-        found = [row.key for row in tx.scan(accounts.table, limit=3)]
-        assert found == ["10", "1050", "11"]
+        assert [row.key for row in tx.scan(accounts.table, limit=3)] == ["10", "1050", "11"]
         tx.rollback()
 
 
@@ -211,10 +205,8 @@ def test_cells_of_several_tables_are_read_in_one_round_trip(
         cells = [(17, orders), ("joe", balance), ("bob", owner), ("zoe", balance), ("joe", balance)]
         snapshot.get_many(cells)  # past the locks that the commit may still have to remove
         before = snapshot.statistics.round_trips
-        found = snapshot.get_many(cells)
-        assert found == ["open", 20, "Bob", None, 20]
-        assert snapshot.statistics.round_trips == before + 1
-        assert snapshot.get_many([]) == []
+        assert snapshot.get_many(cells) == ["open", 20, "Bob", None, 20]
+        assert (snapshot.statistics.round_trips, snapshot.get_many([])) == (before + 1, [])
         assert snapshot.get_many([(17, orders), ("bob", balance)]) == ["open", 10]
 
 
@@ -562,8 +554,7 @@ def test_an_altered_column_has_the_new_codec_and_no_other(db: Database, accounts
     with db.transaction() as tx:
         tx.set("bob", accounts.balance, 7)
     version = described(db, accounts.table).schema_version
-    altered = alter(db, accounts.table, balance="text")
-    assert altered.schema_version == version + 1
+    assert alter(db, accounts.table, balance="text").schema_version == version + 1
     with pytest.raises(SchemaError, match="declares the codec integer, but the table has text"):
         db.get("bob", accounts.balance)
     text = accounts.table.column("balance", codecs.text)

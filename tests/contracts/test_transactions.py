@@ -71,8 +71,7 @@ def test_a_transaction_reads_its_own_writes(db: Database, accounts: Accounts) ->
         tx.set("a", balance, 10)
         tx.delete("b", balance)
         tx.set("c", balance, 3)
-        assert tx.get("a", balance) == 10
-        assert tx.get("b", balance) is None
+        assert (tx.get("a", balance), tx.get("b", balance)) == (10, None)
         a, b, c = tx.get_many(accounts.table, ["a", "b", "c"])
         assert (a[balance], balance in b, c[balance]) == (10, False, 3)
         assert [(row.key, row[balance]) for row in tx.scan(accounts.table)] == [
@@ -236,8 +235,7 @@ def test_nothing_is_sent_to_commit_what_was_only_read(db: Database, accounts: Ac
     with db.transaction() as tx:
         tx.get("a", accounts.balance)
         before = tx.statistics.round_trips
-    assert tx.commit_timestamp is None
-    assert tx.statistics.round_trips == before
+    assert (tx.commit_timestamp, tx.statistics.round_trips) == (None, before)
 
 
 @needs_tablets
@@ -605,8 +603,7 @@ def test_any_other_write_of_the_cell_replaces_a_read_lock(
     with db.transaction() as tx:
         tx.lock("hub", hub.balance, shared=True)
         WRITES[write](tx, hub)
-    value = {"set": 2, "delete": None, "lock": 1}[write]
-    assert db.get("hub", hub.balance) == value
+    assert db.get("hub", hub.balance) == {"set": 2, "delete": None, "lock": 1}[write]
 
 
 def test_a_transaction_of_read_locks_alone_commits(db: Database, hub: Accounts) -> None:
@@ -789,8 +786,7 @@ def test_every_way_of_reading_stops_showing_a_value_at_the_same_timestamp(db: Da
             family = sessions.table.family("tok", codecs.text)
             families = list(snapshot.scan(sessions.table, columns=[family]))
             assert [row.family(family) for row in families] == ([{"en": token}] if token else [])
-    assert db.get("ann", sessions.token) is None
-    assert db.get("ann", sessions.seen) == 1
+    assert (db.get("ann", sessions.token), db.get("ann", sessions.seen)) == (None, 1)
 
 
 @needs_tablets
@@ -823,8 +819,7 @@ def test_a_transaction_sees_what_its_snapshot_saw_for_as_long_as_it_runs(db: Dat
     _after(commit, BRIEF)
     assert tx.get_many([("eve", sessions.token)]) == ["t1"]
     tx.set("eve", sessions.token, "t2")
-    second = tx.commit()
-    assert db.snapshot(at=second).get("eve", sessions.token) == "t2"
+    assert db.snapshot(at=tx.commit()).get("eve", sessions.token) == "t2"
 
 
 @needs_tablets
@@ -833,8 +828,7 @@ def test_a_changed_ttl_applies_to_values_that_are_there(db: Database) -> None:
     commit = _expiring_write(db, sessions, "zoe", "t1")
     db.set_ttl(sessions.seen, BRIEF)
     _after(commit, BRIEF)
-    assert db.get("zoe", sessions.token) == "t1"
-    assert db.get("zoe", sessions.seen) is None
+    assert (db.get("zoe", sessions.token), db.get("zoe", sessions.seen)) == ("t1", None)
     db.set_ttl(sessions.token, BRIEF)
     db.set_ttl(sessions.seen, None)
     assert db.get("zoe", sessions.token) is None
@@ -851,8 +845,7 @@ def test_a_client_that_does_not_know_of_the_ttl_yet_reads_as_the_others(db: Data
     assert info is not None
     assert info.schema.expiring == {b"token"}
     object.__setattr__(info.schema, "expiring", frozenset())
-    commit = _written_and_read(db, sessions, "kim")
-    _after(commit, BRIEF)
+    _after(_written_and_read(db, sessions, "kim"), BRIEF)
     assert db.get("kim", sessions.token) is None
 
 

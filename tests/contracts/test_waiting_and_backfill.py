@@ -255,8 +255,7 @@ def test_an_owed_backfill_goes_on_where_another_worker_has_left_it(pages: Pages)
     pages.call(report)
     with pages.db.run_observers([pages.observer()]):
         pages.db.wait_for_observers(timeout=30)
-    assert set(pages.lengths()) == {row for row in rows if row >= "a010"}
-    assert pages.owed() is None
+    assert (set(pages.lengths()), pages.owed()) == ({row for row in rows if row >= "a010"}, None)
 
 
 def test_a_table_is_created_with_the_observers_that_wait_for_it(db: Database) -> None:
@@ -298,8 +297,7 @@ def test_what_was_answered_is_answered_again_only_when_that_is_asked_for(pages: 
         before = +pages.runs
         pages.db.backfill(measure)
         pages.db.wait_for_observers(timeout=30)
-        assert pages.runs == before
-        assert pages.notified() == []
+        assert (pages.runs, pages.notified()) == (before, [])
         assert pages.db.backfill(measure, again=True) == 10
         pages.db.wait_for_observers(timeout=30)
     assert all(pages.runs[row] > before[row] for row in rows)
@@ -320,8 +318,7 @@ def test_deletes_wake_no_observer_that_does_not_want_them_and_leave_nothing_behi
         tx.delete(rows[0], pages.body)
     with pages.db.run_observers([consume]):
         quiet = pages.db.wait_for_observers(timeout=30)
-    assert pages.notified() == []
-    assert pages.runs == Counter(rows[1:])
+    assert (pages.notified(), pages.runs) == ([], Counter(rows[1:]))
     assert not quiet.dead_letters
 
 

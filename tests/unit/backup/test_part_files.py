@@ -247,8 +247,7 @@ def test_a_line_that_does_not_fit_is_refused_with_its_place(
 
 
 def test_rows_out_of_order_missing_or_twice_are_refused(tmp_path: Path) -> None:
-    cells = [(row, b"c", b"1") for row in (b"a", b"b")]
-    written(tmp_path, "", cells)
+    written(tmp_path, "", [(row, b"c", b"1") for row in (b"a", b"b")])
     path = tmp_path / FILE
     first, second = path.read_text().splitlines(keepends=True)
     for content, wrong in (

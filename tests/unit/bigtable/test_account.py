@@ -353,6 +353,5 @@ async def test_only_the_service_needs_the_extra_and_not_an_emulator(
 async def test_a_connection_fetches_no_token_before_its_first_call(
     file: Path, server: TokenServer
 ) -> None:
-    connection = Connection(parse_place("bigtable://my-project/my-instance", environment={}))
-    await connection.close()
+    await Connection(parse_place("bigtable://my-project/my-instance", environment={})).close()
     assert server.asked == 0

@@ -233,8 +233,7 @@ class Proxy:
         self._host, _, self._port = address.rpartition(":")
 
     async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        self.asked.append(head.splitlines()[0])
+        self.asked.append((await reader.readuntil(b"\r\n\r\n")).decode().splitlines()[0])
         assert self.asked[-1] == f"CONNECT {self._there} HTTP/1.1"
         answers, requests = await asyncio.open_connection(self._host, int(self._port))
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -333,8 +332,7 @@ async def test_after_an_unclear_error_a_read_is_repeated_and_a_change_is_not(
 ) -> None:
     cells = cells_of(over)
     over.service.refusals.append(Refusal(code, "perhaps"))
-    answer = await prewritten(cells)
-    assert isinstance(answer, ExecutionUnknown)
+    assert isinstance(await prewritten(cells), ExecutionUnknown)
     assert over.names("CheckAndMutateRow") == 1
     over.service.refusals.append(Refusal(code, "perhaps"))
     read = RowRequest(TABLE, RowRead(row=b"row", all_columns=True, timestamp=at(9)))

@@ -129,8 +129,7 @@ async def test_an_older_lock_is_rolled_back_although_its_time_to_live_is_not_ove
     await here.set("a", 2)
     await here.lock(b"c", ttl_milliseconds=600_000)
     await here.history.collect(await here.decided(await here.now()))
-    assert await here.cells(ONE, SPACE_WRITE) == 1
-    assert await here.cells(OTHER, SPACE_LOCK) == 0
+    assert (await here.cells(ONE, SPACE_WRITE), await here.cells(OTHER, SPACE_LOCK)) == (1, 0)
 
 
 async def test_a_row_with_a_lock_that_came_late_is_left_alone(here: Site) -> None:
@@ -323,8 +322,7 @@ async def test_other_observers_are_awaited_as_before(here: Site) -> None:
 
 
 async def test_an_intent_stays_while_its_transaction_may_commit(here: Site) -> None:
-    start = await here.lock(b"a", ttl_milliseconds=LONG)
-    await _announce(here, start)
+    await _announce(here, await here.lock(b"a", ttl_milliseconds=LONG))
     assert await here.history.awaited.oldest(await here.now()) == 0
     assert len(await here.all_intents()) == 1
     assert await here.cells(ONE, SPACE_LOCK) == 1

@@ -299,8 +299,7 @@ class SmallStore:
 
     def _newest(self, key: CellKey) -> int:
         versions = self._versions.get(key, [])
-        written = versions[-1][0] if versions else 0
-        return max(written, self._lock_commits.get(key, 0))
+        return max(versions[-1][0] if versions else 0, self._lock_commits.get(key, 0))
 
     def _apply(self, running: _Running) -> None:
         recorded = running.recorded

@@ -313,9 +313,7 @@ def test_collection_leaves_one_put_per_cell_below_the_safe_point() -> None:
         report = audited(*cells, collected_below=5, collection_finished=True).report
         return report.counts[Invariant.COLLECTED]
 
-    assert leftovers(newer) == 0
-    assert leftovers(kept, newer) == 0
-    assert leftovers(older, kept, newer) == 1
+    assert (leftovers(newer), leftovers(kept, newer), leftovers(older, kept, newer)) == (0, 0, 1)
     assert leftovers(commit("x", 3, 4, kind=DELETE), newer) == 1
     assert leftovers(commit("x", 3, 4, kind=LOCK_ONLY)) == 1
 
@@ -369,40 +367,125 @@ WATCHED = (WatchedColumns("index", frozenset({("t", b"v")})),)
 UNDELETED = (replace(WATCHED[0], deletes=False),)
 
 
-def _broken(recorded: History, *cells: Cell, collected_below: int = 0) -> list[object]:
+SET_X = history(transaction(1, put("x", "1"), commit=2))
+MOVED_TO_Y = history(transaction(1, *TRANSFER, commit=2))
+NOBODY_KNOWS = history(transaction(1, *TRANSFER, outcome=UNKNOWN))
+GIVEN_UP = history(transaction(1, *TRANSFER, outcome=ABORTED))
+REWRITTEN = history(
+    transaction(1, put("x", "1"), commit=2),
+    transaction(3, put("x", "2"), commit=4),
+    transaction(5, put("x", "3"), commit=6),
+)
+REMOVED = history(transaction(1, put("x", "1"), commit=2), transaction(3, delete("x"), commit=4))
+X, Y = commit("x", 1, 2, "1"), commit("y", 1, 2, "2")
+LOST = [Invariant.ACKNOWLEDGED, Invariant.ATOMIC]
+WAITING = lock("y", 1, "x", value="2")
+SECOND, THIRD = commit("x", 3, 4, "2"), commit("x", 5, 6, "3")
+
+STORED: dict[str, tuple[History, Cells, int, list[Invariant]]] = {
+    "an acknowledged commit with its values": (
+        history(transaction(1, *TRANSFER, delete("z"), histories.lock("l"), commit=2)),
+        (
+            commit("l", 1, 2, kind=LOCK_ONLY),
+            X,
+            commit("y", 1, 2, kind=DATA),
+            data("y", 1, "2"),
+            commit("z", 1, 2, kind=DELETE),
+        ),
+        0,
+        [],
+    ),
+    "an acknowledged commit at another timestamp": (
+        SET_X,
+        (commit("x", 1, 3, "1"),),
+        0,
+        [Invariant.ACKNOWLEDGED],
+    ),
+    "a secondary that is still locked": (MOVED_TO_Y, (X, WAITING), 0, []),
+    "a primary that is still locked": (
+        MOVED_TO_Y,
+        (lock("x", 1, "x", value="1"), WAITING),
+        0,
+        [Invariant.ACKNOWLEDGED],
+    ),
+    "an unknown transaction that is not there": (NOBODY_KNOWS, (), 0, []),
+    "an unknown transaction that is wholly there": (NOBODY_KNOWS, (X, Y), 0, []),
+    "an unknown transaction that is locked": (
+        NOBODY_KNOWS,
+        (lock("x", 1, "x"), lock("y", 1, "x")),
+        0,
+        [],
+    ),
+    "an unknown transaction that is being rolled back": (
+        NOBODY_KNOWS,
+        (marker("x", 1), lock("y", 1, "x")),
+        0,
+        [],
+    ),
+    "only the primary of an unknown transaction": (NOBODY_KNOWS, (X,), 0, [Invariant.ATOMIC]),
+    "only the secondary of an unknown transaction": (
+        NOBODY_KNOWS,
+        (Y,),
+        0,
+        [Invariant.PRIMARY_FIRST, Invariant.ATOMIC],
+    ),
+    "locks and markers of an aborted transaction": (
+        GIVEN_UP,
+        (marker("x", 1), lock("y", 1, "x")),
+        0,
+        [],
+    ),
+    "commits of an aborted transaction": (GIVEN_UP, (X, Y), 0, [Invariant.ABORTED_ABSENT]),
+    "another value": (SET_X, (commit("x", 1, 2, "9"),), 0, [Invariant.RIGHT_VALUE]),
+    "a deletion in place of a value": (
+        SET_X,
+        (commit("x", 1, 2, kind=DELETE),),
+        0,
+        [Invariant.RIGHT_VALUE],
+    ),
+    "a lock in place of a value": (
+        SET_X,
+        (commit("x", 1, 2, kind=LOCK_ONLY),),
+        0,
+        [Invariant.RIGHT_VALUE],
+    ),
+    "a deletion in place of an empty value": (
+        history(transaction(1, put("x", ""), commit=2)),
+        (commit("x", 1, 2, kind=DELETE),),
+        0,
+        [Invariant.RIGHT_VALUE],
+    ),
+    "a long value with another last byte": (
+        history(transaction(1, put("x", "v" * 5000 + "1"), commit=2)),
+        (commit("x", 1, 2, kind=DATA), data("x", 1, "v" * 5000 + "2")),
+        0,
+        [Invariant.RIGHT_VALUE],
+    ),
+    "an acknowledgement of a run in a cell of its own": (
+        history(run("index", "x", transaction(1, put("x", "1"), commit=2))),
+        (X, commit("x.ack", 1, 2, "")),
+        0,
+        [],
+    ),
+    "collection has taken what is superseded": (REWRITTEN, (SECOND, THIRD), 5, []),
+    "collection has taken what a snapshot shows": (REWRITTEN, (THIRD,), 5, LOST),
+    "collection has taken what is newest": (REWRITTEN, (SECOND,), 5, LOST),
+    "collection has taken a deletion and all below it": (REMOVED, (), 4, []),
+    "collection has taken a deletion above it": (REMOVED, (), 3, LOST * 2),
+}
+
+
+@pytest.mark.parametrize("what", STORED)
+def test_what_is_stored_is_compared_with_what_clients_were_told(what: str) -> None:
+    recorded, cells, collected_below, broken = STORED[what]
     found = audited(*cells, history=recorded, collected_below=collected_below)
-    return [violation.kind for violation in found.report.violations]
-
-
-def test_an_acknowledged_commit_is_there_with_its_values() -> None:
-    recorded = history(transaction(1, *TRANSFER, delete("z"), histories.lock("l"), commit=2))
-    stored = [
-        commit("l", 1, 2, kind=LOCK_ONLY),
-        commit("x", 1, 2, "1"),
-        commit("y", 1, 2, kind=DATA),
-        data("y", 1, "2"),
-        commit("z", 1, 2, kind=DELETE),
-    ]
-    assert _broken(recorded, *stored) == []
+    assert [violation.kind for violation in found.report.violations] == broken
 
 
 def test_an_acknowledged_commit_that_is_gone_is_flagged() -> None:
-    recorded = history(transaction(1, put("x", "1"), commit=2))
-    report = audited(history=recorded).report
+    report = audited(history=SET_X).report
     assert [v.kind for v in report.violations] == [Invariant.ACKNOWLEDGED, Invariant.ATOMIC]
     assert "told that it committed at 2; its primary t['x']['v'] holds no commit" in str(report)
-
-
-def test_an_acknowledged_commit_at_another_timestamp_is_flagged() -> None:
-    recorded = history(transaction(1, put("x", "1"), commit=2))
-    assert _broken(recorded, commit("x", 1, 3, "1")) == [Invariant.ACKNOWLEDGED]
-
-
-def test_a_secondary_may_still_be_locked_but_the_primary_may_not() -> None:
-    recorded = history(transaction(1, *TRANSFER, commit=2))
-    waiting = lock("y", 1, "x", value="2")
-    assert _broken(recorded, commit("x", 1, 2, "1"), waiting) == []
-    assert _broken(recorded, lock("x", 1, "x", value="1"), waiting) == [Invariant.ACKNOWLEDGED]
 
 
 def test_what_decides_a_shared_transaction_is_in_its_own_row() -> None:
@@ -430,76 +513,15 @@ def test_what_decides_a_shared_transaction_is_in_its_own_row() -> None:
 
 
 def test_a_transaction_committed_in_part_is_flagged() -> None:
-    recorded = history(transaction(1, *TRANSFER, commit=2))
-    report = audited(commit("x", 1, 2, "1"), history=recorded).report
+    report = audited(X, history=MOVED_TO_Y).report
     assert [v.kind for v in report.violations] == [Invariant.ATOMIC]
     assert "committed at 2, has no record on t['y']['v']" in str(report)
 
 
-def test_an_unknown_transaction_is_there_wholly_or_not_at_all() -> None:
-    recorded = history(transaction(1, *TRANSFER, outcome=UNKNOWN))
-    x, y = commit("x", 1, 2, "1"), commit("y", 1, 2, "2")
-    assert _broken(recorded) == []
-    assert _broken(recorded, x, y) == []
-    assert _broken(recorded, lock("x", 1, "x"), lock("y", 1, "x")) == []
-    assert _broken(recorded, marker("x", 1), lock("y", 1, "x")) == []
-    assert _broken(recorded, x) == [Invariant.ATOMIC]
-    assert _broken(recorded, y) == [Invariant.PRIMARY_FIRST, Invariant.ATOMIC]
-
-
-def test_an_aborted_transaction_left_nothing_but_locks_and_markers() -> None:
-    recorded = history(transaction(1, *TRANSFER, outcome=ABORTED))
-    assert _broken(recorded, marker("x", 1), lock("y", 1, "x")) == []
-    assert _broken(recorded, commit("x", 1, 2, "1"), commit("y", 1, 2, "2")) == [
-        Invariant.ABORTED_ABSENT
-    ]
-
-
-def test_a_stored_value_that_was_never_written_is_flagged() -> None:
-    recorded = history(transaction(1, put("x", "1"), commit=2))
-    assert _broken(recorded, commit("x", 1, 2, "9")) == [Invariant.RIGHT_VALUE]
-    assert _broken(recorded, commit("x", 1, 2, kind=DELETE)) == [Invariant.RIGHT_VALUE]
-    assert _broken(recorded, commit("x", 1, 2, kind=LOCK_ONLY)) == [Invariant.RIGHT_VALUE]
-    empty = history(transaction(1, put("x", ""), commit=2))
-    assert _broken(empty, commit("x", 1, 2, kind=DELETE)) == [Invariant.RIGHT_VALUE]
-
-
-def test_long_values_are_compared_to_their_last_byte() -> None:
-    recorded = history(transaction(1, put("x", "v" * 5000 + "1"), commit=2))
-    stored = (commit("x", 1, 2, kind=DATA), data("x", 1, "v" * 5000 + "2"))
-    assert _broken(recorded, *stored) == [Invariant.RIGHT_VALUE]
-
-
 def test_a_record_without_a_writer_is_flagged_when_all_writers_are_known() -> None:
-    recorded = history(transaction(1, put("x", "1"), commit=2))
-    stored = (commit("x", 1, 2, "1"), commit("x", 5, 6, "stranger"), commit("y", 1, 2, "more"))
-    assert _broken(recorded, *stored) == [Invariant.ACCOUNTED_FOR, Invariant.ACCOUNTED_FOR]
-    assert audited(*stored, history=recorded, complete=False).report
-
-
-def test_a_run_of_an_observer_may_acknowledge_in_cells_of_its_own() -> None:
-    recorded = history(run("index", "x", transaction(1, put("x", "1"), commit=2)))
-    assert _broken(recorded, commit("x", 1, 2, "1"), commit("x.ack", 1, 2, "")) == []
-
-
-def test_collection_may_take_what_is_superseded_and_nothing_else() -> None:
-    recorded = history(
-        transaction(1, put("x", "1"), commit=2),
-        transaction(3, put("x", "2"), commit=4),
-        transaction(5, put("x", "3"), commit=6),
-    )
-    second, third = commit("x", 3, 4, "2"), commit("x", 5, 6, "3")
-    assert _broken(recorded, second, third, collected_below=5) == []
-    assert _broken(recorded, third, collected_below=5) != []
-    assert _broken(recorded, second, collected_below=5) != []
-
-
-def test_collection_may_take_a_deletion_and_all_below_it() -> None:
-    recorded = history(
-        transaction(1, put("x", "1"), commit=2), transaction(3, delete("x"), commit=4)
-    )
-    assert _broken(recorded, collected_below=4) == []
-    assert _broken(recorded, collected_below=3) != []
+    stored = (X, commit("x", 5, 6, "stranger"), commit("y", 1, 2, "more"))
+    assert audited(*stored, history=SET_X).report.counts == {Invariant.ACCOUNTED_FOR: 2}
+    assert audited(*stored, history=SET_X, complete=False).report
 
 
 def test_a_change_has_a_notification_or_a_run_above_it() -> None:

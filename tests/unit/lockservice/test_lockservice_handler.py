@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import tracemalloc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
 import pytest
@@ -35,6 +35,7 @@ from tests.unit.refusals import refused
 # Short names for the calls that the tests of the lock service make.
 
 UNKNOWN_ID = b"sixteen bytes id"
+Call = Callable[[LockServiceHandler], Awaitable[object]]
 
 
 @asynccontextmanager
@@ -156,45 +157,18 @@ async def test_a_session_lives_while_it_is_renewed_and_dies_one_ttl_later(
 async def test_an_expired_session_is_forgotten_even_if_no_call_asks_for_it(
     handler: LockServiceHandler,
 ) -> None:
-    session_id = await opened(handler)
-    await locked(handler, session_id, b"a", b"b")
+    await locked(handler, await opened(handler), b"a", b"b")
     await asyncio.sleep(3.2)
     assert (len(handler.sessions), len(handler.locks)) == (0, 0)
-
-
-async def test_a_time_server_that_sets_the_clock_back_changes_nothing() -> None:
-    clock = VirtualClock(asyncio.get_running_loop())
-    handler = LockServiceHandler(clock, random.Random(1), LockServiceLimits())
-    living = asyncio.create_task(handler.expire_forever())
-    session_id = await opened(handler)
-    clock.set_wall_back(3_600_000)
-    await asyncio.sleep(2.9)
-    assert await liveness(handler, session_id) == pb.LIVENESS_ALIVE
-    clock.set_wall_back(-7_200_000)
-    assert await liveness(handler, session_id) == pb.LIVENESS_ALIVE
-    await asyncio.sleep(0.2)
-    assert await liveness(handler, session_id) == pb.LIVENESS_DEAD
-    living.cancel()
-
-
-async def test_ending_twice_and_ending_an_unknown_session_succeed(
-    handler: LockServiceHandler,
-) -> None:
-    session_id = await opened(handler)
-    for ended in (session_id, session_id, UNKNOWN_ID):
-        await handler.end_session(pb.EndSessionRequest(session_id=ended))
-    assert await liveness(handler, session_id) == pb.LIVENESS_DEAD
 
 
 async def test_a_renewal_replaces_what_the_session_says_about_itself(
     handler: LockServiceHandler,
 ) -> None:
-    session_id = await opened(handler)
-    await renewed(handler, session_id, info(10_000, "renamed", 77))
+    await renewed(handler, await opened(handler), info(10_000, "renamed", 77))
     await asyncio.sleep(1)
     (session,) = await listed(handler)
-    assert session.info == info(10_000, "renamed", 77)
-    assert session.age_milliseconds == 1_000
+    assert (session.info, session.age_milliseconds) == (info(10_000, "renamed", 77), 1_000)
     assert 9_000 <= session.remaining_milliseconds <= 9_020
 
 
@@ -235,17 +209,6 @@ async def test_every_page_tells_how_long_any_session_may_live() -> None:
         assert empty.ttl_milliseconds_max == 7_000
 
 
-async def test_more_sessions_than_allowed_are_refused_until_one_goes() -> None:
-    async with lock_service(LockServiceLimits(sessions_max=2)) as handler:
-        session_id = await opened(handler)
-        await opened(handler)
-        with pytest.raises(Overloaded) as caught:
-            await opened(handler)
-        assert caught.value.retry_after_seconds > 0
-        await handler.end_session(pb.EndSessionRequest(session_id=session_id))
-        await opened(handler)
-
-
 # Locks
 
 
@@ -257,37 +220,6 @@ async def test_of_two_sessions_one_gets_the_lock_and_the_other_does_not_wait(
     assert await locked(handler, other, b"b", b"c") == [False, True]
     assert await locked(handler, one, b"a", b"c") == [True, False]
     assert [session.locks for session in await listed(handler)] == [2, 1]
-
-
-async def test_taking_a_lock_again_extends_it_and_never_shortens_it(
-    handler: LockServiceHandler,
-) -> None:
-    one, other = await opened(handler, info(60_000)), await opened(handler, info(60_000))
-    await locked(handler, one, b"a", ttl_milliseconds=2_000)
-    await asyncio.sleep(1)
-    await locked(handler, one, b"a", ttl_milliseconds=2_000)
-    await asyncio.sleep(1.5)
-    assert await locked(handler, other, b"a") == [False]
-    await locked(handler, one, b"a", ttl_milliseconds=5_000)
-    await locked(handler, one, b"a", ttl_milliseconds=500)
-    await asyncio.sleep(4.9)
-    assert await locked(handler, other, b"a") == [False]
-    await asyncio.sleep(0.2)
-    assert await locked(handler, other, b"a") == [True]
-
-
-async def test_only_what_is_still_held_can_be_renewed(handler: LockServiceHandler) -> None:
-    one, other = await opened(handler, info(60_000)), await opened(handler, info(60_000))
-    await locked(handler, one, b"kept", ttl_milliseconds=1_000)
-    await locked(handler, one, b"lost", ttl_milliseconds=500)
-    await asyncio.sleep(0.6)
-    await locked(handler, other, b"lost")
-    request = pb.RenewLocksRequest(
-        session_id=one, names=[b"kept", b"lost", b"never held"], ttl_milliseconds=2_000
-    )
-    assert list((await handler.renew_locks(request)).held) == [True, False, False]
-    await asyncio.sleep(1.9)
-    assert await locked(handler, other, b"kept") == [False]
 
 
 async def test_a_lock_that_lapsed_is_not_renewed_even_if_no_other_session_took_it() -> None:
@@ -303,28 +235,6 @@ async def test_a_lock_that_lapsed_is_not_renewed_even_if_no_other_session_took_i
     assert list((await handler.renew_locks(request)).held) == [False]
     assert await locked(handler, other, b"a") == [True]
     assert [session.locks for session in await listed(handler)] == [0, 1]
-
-
-async def test_unlocking_leaves_the_locks_of_others_alone(handler: LockServiceHandler) -> None:
-    one, other = await opened(handler), await opened(handler)
-    await locked(handler, one, b"a")
-    await handler.unlock(pb.UnlockRequest(session_id=other, names=[b"a", b"b"]))
-    assert await locked(handler, other, b"a") == [False]
-    await handler.unlock(pb.UnlockRequest(session_id=one, names=[b"a"]))
-    assert await locked(handler, other, b"a") == [True]
-
-
-@pytest.mark.parametrize("ended", [True, False])
-async def test_a_lock_ends_at_once_with_its_session(
-    handler: LockServiceHandler, ended: bool
-) -> None:
-    one, other = await opened(handler, info(500)), await opened(handler, info(60_000))
-    await locked(handler, one, b"a", ttl_milliseconds=60_000)
-    if ended:
-        await handler.end_session(pb.EndSessionRequest(session_id=one))
-    else:
-        await asyncio.sleep(0.53)
-    assert await locked(handler, other, b"a") == [True]
 
 
 @pytest.mark.parametrize(
@@ -497,11 +407,17 @@ async def test_an_invalid_session_is_refused_by_the_name_of_the_field(
     assert await listed(handler) == before
 
 
-async def test_info_is_required(handler: LockServiceHandler) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda handler: handler.open_session(pb.OpenSessionRequest()),
+        lambda handler: handler.renew_session(pb.RenewSessionRequest(session_id=UNKNOWN_ID)),
+    ],
+    ids=["open", "renew"],
+)
+async def test_info_is_required(handler: LockServiceHandler, call: Call) -> None:
     with pytest.raises(InvalidArgument, match="info: is missing"):
-        await handler.open_session(pb.OpenSessionRequest())
-    with pytest.raises(InvalidArgument, match="info: is missing"):
-        await handler.renew_session(pb.RenewSessionRequest(session_id=UNKNOWN_ID))
+        await call(handler)
 
 
 BAD_NAMES = [
@@ -533,16 +449,6 @@ async def test_invalid_names_are_refused_and_nothing_changes(
         with refused(field):
             await call
     assert [session.locks for session in await listed(handler)] == [1]
-
-
-@pytest.mark.parametrize("ttl_milliseconds", [0, 499])
-async def test_the_life_of_a_lock_has_a_lower_limit(
-    handler: LockServiceHandler, ttl_milliseconds: int
-) -> None:
-    session_id = await opened(handler)
-    with pytest.raises(InvalidArgument, match="ttl_milliseconds"):
-        await locked(handler, session_id, b"a", ttl_milliseconds=ttl_milliseconds)
-    assert len(handler.locks) == 0
 
 
 @pytest.mark.parametrize("ttl_milliseconds", [60_001, 2**32 - 1])
@@ -578,25 +484,47 @@ async def test_an_id_of_the_wrong_length_is_refused_everywhere(
         await handler.check_sessions(pb.CheckSessionsRequest(session_ids=[UNKNOWN_ID, session_id]))
 
 
-async def test_a_liveness_check_names_at_least_one_session_and_not_too_many(
-    handler: LockServiceHandler,
+def checked(*session_ids: bytes) -> Call:
+    return lambda handler: handler.check_sessions(pb.CheckSessionsRequest(session_ids=session_ids))
+
+
+def paged(token: bytes) -> Call:
+    return lambda handler: handler.list_sessions(pb.ListSessionsRequest(page_token=token))
+
+
+async def locked_for(handler: LockServiceHandler, ttl_milliseconds: int) -> None:
+    await locked(handler, await opened(handler), b"a", ttl_milliseconds=ttl_milliseconds)
+
+
+@pytest.mark.parametrize(
+    ("field", "call"),
+    [
+        pytest.param("session_ids", checked(), id="a liveness check of no session"),
+        pytest.param("session_ids", checked(*[UNKNOWN_ID] * 4_097), id="of too many"),
+        pytest.param("ttl_milliseconds", lambda it: locked_for(it, 0), id="no time to live"),
+        pytest.param("ttl_milliseconds", lambda it: locked_for(it, 499), id="too short a one"),
+        *(
+            pytest.param("page_token", paged(token), id=f"an invented token of {len(token)}")
+            for token in (b"x", b"x" * 16, b"x" * 4_000)
+        ),
+        pytest.param(
+            "100 ms is outside 500 to 60000 ms", lambda it: opened(it, info(100)), id="its unit"
+        ),
+    ],
+)
+async def test_what_is_outside_its_limits_is_refused_by_name_and_takes_no_lock(
+    handler: LockServiceHandler, field: str, call: Call
 ) -> None:
-    for ids in ([], [UNKNOWN_ID] * 4_097):
-        with pytest.raises(InvalidArgument, match="session_ids"):
-            await handler.check_sessions(pb.CheckSessionsRequest(session_ids=ids))
+    with pytest.raises(InvalidArgument, match=field):
+        await call(handler)
+    assert len(handler.locks) == 0
 
 
 async def test_a_session_that_is_not_alive_can_lock_nothing(handler: LockServiceHandler) -> None:
-    with pytest.raises(SessionExpired):
-        await locked(handler, UNKNOWN_ID, b"a")
-    with pytest.raises(SessionExpired):
-        await handler.unlock(pb.UnlockRequest(session_id=UNKNOWN_ID, names=[b"a"]))
-
-
-@pytest.mark.parametrize("token", [b"x", b"x" * 16, b"x" * 4_000])
-async def test_an_invented_page_token_is_refused(handler: LockServiceHandler, token: bytes) -> None:
-    with pytest.raises(InvalidArgument, match="page_token"):
-        await handler.list_sessions(pb.ListSessionsRequest(page_token=token))
+    unlock = handler.unlock(pb.UnlockRequest(session_id=UNKNOWN_ID, names=[b"a"]))
+    for call in (locked(handler, UNKNOWN_ID, b"a"), unlock):
+        with pytest.raises(SessionExpired):
+            await call
 
 
 async def test_a_page_token_of_an_earlier_run_is_refused() -> None:
@@ -634,10 +562,10 @@ async def test_requests_are_served_while_very_many_sessions_are_forgotten(
 async def test_the_metrics_show_which_limit_refused() -> None:
     async with lock_service(LockServiceLimits(sessions_max=1, locks_max=1)) as handler:
         session_id = await opened(handler)
-        with pytest.raises(Overloaded):
-            await opened(handler)
-        with pytest.raises(Overloaded):
-            await locked(handler, session_id, b"a", b"b")
+        for refusal in (opened(handler), locked(handler, session_id, b"a", b"b")):
+            with pytest.raises(Overloaded) as caught:
+                await refusal
+            assert caught.value.retry_after_seconds > 0
         with pytest.raises(SessionExpired):
             await locked(handler, UNKNOWN_ID, b"a")
         await locked(handler, session_id, b"a")
@@ -648,13 +576,6 @@ async def test_the_metrics_show_which_limit_refused() -> None:
             assert registry.get_sample_value(name, {"reason": reason}) == 1
         assert registry.get_sample_value("percolator_lockservice_sessions") == 1
         assert registry.get_sample_value("percolator_lockservice_locks") == 1
-
-
-async def test_a_time_to_live_outside_its_limits_is_reported_with_its_unit(
-    handler: LockServiceHandler,
-) -> None:
-    with pytest.raises(InvalidArgument, match="100 ms is outside 500 to 60000 ms"):
-        await opened(handler, info(100))
 
 
 def _busy(commits: int, column: bytes = b"stock") -> pb.SessionInfo:
@@ -718,15 +639,6 @@ async def test_pages_with_activities_are_shorter() -> None:
         assert len(await listed(handler, page_size=3)) == 3
 
 
-async def test_after_a_restart_no_session_is_dead_before_the_longest_ttl_has_passed(
-    started: LockServiceHandler,
-) -> None:
-    await asyncio.sleep(59.9)
-    assert await liveness(started, UNKNOWN_ID) == pb.LIVENESS_UNDECIDED
-    await asyncio.sleep(0.2)
-    assert await liveness(started, UNKNOWN_ID) == pb.LIVENESS_DEAD
-
-
 async def test_after_a_restart_a_session_is_taken_over_under_its_id_without_its_locks(
     started: LockServiceHandler,
 ) -> None:
@@ -743,10 +655,9 @@ async def test_a_session_that_would_have_expired_anyway_is_not_taken_over(
     started: LockServiceHandler,
 ) -> None:
     await asyncio.sleep(3.1)
-    with pytest.raises(SessionExpired):
-        await renewed(started, UNKNOWN_ID, info(3_000))
-    with pytest.raises(SessionExpired):
-        await renewed(started, UNKNOWN_ID, info(10_000))
+    for about in (info(3_000), info(10_000)):
+        with pytest.raises(SessionExpired):
+            await renewed(started, UNKNOWN_ID, about)
     assert await renewed(started, b"another sessions", info(10_000))
 
 
@@ -820,8 +731,7 @@ async def test_the_dead_are_forgotten_when_no_session_can_be_taken_over_any_more
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     for _ in range(2_000):
-        session_id = await opened(started)
-        await started.end_session(pb.EndSessionRequest(session_id=session_id))
+        await started.end_session(pb.EndSessionRequest(session_id=await opened(started)))
     await asyncio.sleep(59)
     kept = tracemalloc.get_traced_memory()[0] - before
     await asyncio.sleep(2)

@@ -262,8 +262,7 @@ class LockServiceMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.collected)
     @invariant()
     def nothing_else_is_remembered(self) -> None:
-        assert len(self.sessions) == len(self.alive)
-        assert len(self.locks) == len(self.held)
+        assert (len(self.sessions), len(self.locks)) == (len(self.alive), len(self.held))
         assert self.locks.name_bytes == sum(map(len, self.held))
 
     @invariant()

@@ -142,8 +142,7 @@ async def test_it_waits_for_the_disk_at_most_once_a_second_and_no_request_does(a
     extensions = at.oracle.counts.extensions
     await at.ask_for(100)
     assert 0 < fsyncs(at.files) - before <= 100
-    assert at.oracle.counts.waits == 0
-    assert at.oracle.counts.timestamps == 10_000
+    assert (at.oracle.counts.waits, at.oracle.counts.timestamps) == (0, 10_000)
     # One fsync for the file and one for its directory.
     extensions = at.oracle.counts.extensions - extensions
     assert fsyncs(at.files) - before == extensions * 2
@@ -260,15 +259,6 @@ async def test_a_small_jump_forward_is_followed_after_one_wait_for_the_disk(at: 
     assert at.oracle.counts.waits == 1
 
 
-async def test_a_jump_of_an_hour_is_not_followed(at: Bench) -> None:
-    await at.ask_for(1)
-    before = at.highest >> 18
-    at.clock.set_wall_back(-HOUR)
-    await at.ask_for(10)
-    assert (at.highest >> 18) - before <= 10_010
-    assert at.oracle.wall_lead_seconds > 3_500
-
-
 async def test_a_deposed_oracle_no_longer_answers(at: Bench) -> None:
     """Not even with timestamps allocated before: it may have been paused since."""
     await at.ask()
@@ -354,7 +344,7 @@ async def test_a_store_that_does_not_even_say_who_leads_keeps_the_mark_from_bein
 
 
 START = 1_800_000_000_000
-LEAD = 400
+LEAD, WHOLE = 400, SEQUENCES_PER_MILLISECOND
 
 steps = st.one_of(
     st.tuples(st.just("ask"), st.integers(1, 5_000_000)),
@@ -390,23 +380,25 @@ def test_blocks_never_overlap_and_stay_between_the_time_and_the_limit(
             assert highest <= now + LEAD << 18
 
 
-def test_nothing_is_handed_out_before_a_mark_is_durable() -> None:
-    assert Allocator(START, lead_milliseconds_max=LEAD).allocate(1, START) is None
-
-
-def test_a_refused_block_takes_nothing() -> None:
+@pytest.mark.parametrize(
+    ("limit", "blocks"),
+    [
+        (
+            START + 1,
+            {SEQUENCES_PER_MILLISECOND + 1: None, SEQUENCES_PER_MILLISECOND: START, 1: None},
+        ),
+        (START + 100, {SEQUENCES_PER_MILLISECOND: START, 1: START + 1}),
+    ],
+    ids=["a refused block takes nothing", "when the sequence overflows, physical time advances"],
+)
+def test_blocks_begin_where_the_last_one_that_was_handed_out_has_ended(
+    limit: int, blocks: dict[int, int | None]
+) -> None:
     allocator = Allocator(START, lead_milliseconds_max=LEAD)
-    allocator.extend(START + 1)
-    assert allocator.allocate(SEQUENCES_PER_MILLISECOND + 1, START) is None
-    assert allocator.allocate(SEQUENCES_PER_MILLISECOND, START) == START << 18
-    assert allocator.allocate(1, START) is None
-
-
-def test_when_the_sequence_overflows_the_physical_part_advances() -> None:
-    allocator = Allocator(START, lead_milliseconds_max=LEAD)
-    allocator.extend(START + 100)
-    assert allocator.allocate(SEQUENCES_PER_MILLISECOND, START) == START << 18
-    assert allocator.allocate(1, START) == START + 1 << 18
+    allocator.extend(limit)
+    for count, milliseconds in blocks.items():
+        expected = None if milliseconds is None else milliseconds << 18
+        assert allocator.allocate(count, START) == expected
 
 
 def test_a_greedy_client_cannot_push_time_ahead_of_the_clock() -> None:
@@ -420,12 +412,10 @@ def test_a_greedy_client_cannot_push_time_ahead_of_the_clock() -> None:
     assert allocator.allocate(1, later) is not None
 
 
-def test_the_mark_never_goes_back_and_always_fits_a_timestamp() -> None:
-    allocator = Allocator(START, lead_milliseconds_max=LEAD)
+@pytest.mark.parametrize("mark", [START - 1, PHYSICAL_MILLISECONDS_MAX + 1])
+def test_the_mark_never_goes_back_and_always_fits_a_timestamp(mark: int) -> None:
     with pytest.raises(InvariantViolation):
-        allocator.extend(START - 1)
-    with pytest.raises(InvariantViolation):
-        allocator.extend(PHYSICAL_MILLISECONDS_MAX + 1)
+        Allocator(START, lead_milliseconds_max=LEAD).extend(mark)
 
 
 def physical_time(
@@ -496,42 +486,37 @@ def test_a_clock_that_comes_back_from_a_jump_is_followed_again() -> None:
     assert not time.is_ignoring_a_jump
 
 
-def test_a_jump_of_up_to_a_minute_is_followed_at_once() -> None:
+@pytest.mark.parametrize(
+    ("jump", "follow_jumps"),
+    [(60_000, False), (1000 * HOUR, True)],
+    ids=["up to a minute", "any, if that is configured"],
+)
+def test_a_jump_is_followed_at_once(jump: int, follow_jumps: bool) -> None:
     clock = HandClock()
-    time = physical_time(clock)
-    clock.wall += 60_000
+    time = physical_time(clock, follow_jumps=follow_jumps)
+    clock.wall += jump
     assert time.now_milliseconds() == clock.wall
 
 
-def test_any_jump_is_followed_when_that_is_configured() -> None:
+@pytest.mark.parametrize(
+    ("lead", "speed", "steps", "seconds"),
+    [(2_900, LEADING_SPEED, 310, 1.0), (2 * HOUR, 0.5, 4 * 60 + 1, 60.0)],
+    ids=["left by a restart", "hours, as fast as it is told"],
+)
+def test_a_lead_shrinks_to_nothing_and_time_never_stands_still(
+    lead: int, speed: float, steps: int, seconds: float
+) -> None:
+    """Otherwise the leads of many restarts would add up. And this is the way to get rid of hours
+    that timestamps have run ahead, without handing one out twice."""
     clock = HandClock()
-    time = physical_time(clock, follow_jumps=True)
-    clock.wall += 1000 * HOUR
-    assert time.now_milliseconds() == clock.wall
-
-
-def test_time_goes_on_while_the_wall_clock_is_an_hour_behind() -> None:
-    """If it stood still, no lock would expire for an hour."""
-    clock = HandClock()
-    time = physical_time(clock)
-    started = time.now_milliseconds()
-    clock.wall -= HOUR
-    for _ in range(100):
-        clock.go_on(0.1)
-        time.now_milliseconds()
-    assert 9_890 <= time.now_milliseconds() - started <= 10_000
-    assert -3_600.0 <= time.wall_lead_seconds < -3_599.0
-
-
-def test_a_lead_left_by_a_restart_shrinks_to_nothing() -> None:
-    """Otherwise the leads of many restarts would add up."""
-    clock = HandClock()
-    time = physical_time(clock, not_before=clock.wall + 2_900)
-    assert time.now_milliseconds() == clock.wall + 2_900
-    for _ in range(310):
-        clock.go_on(1.0)
-        time.now_milliseconds()
-    assert abs(time.now_milliseconds() - clock.wall) <= 1
+    time = physical_time(clock, not_before=clock.wall + lead, leading_speed=speed)
+    last = time.now_milliseconds()
+    assert last == clock.wall + lead
+    for _ in range(steps):
+        clock.go_on(seconds)
+        before, last = last, time.now_milliseconds()
+        assert last > before
+    assert abs(last - clock.wall) <= 1
 
 
 def test_it_begins_above_the_mark_wherever_the_wall_clock_is() -> None:
@@ -540,19 +525,6 @@ def test_it_begins_above_the_mark_wherever_the_wall_clock_is() -> None:
         clock.wall + HOUR
     )
     assert physical_time(clock, not_before=clock.wall - HOUR).now_milliseconds() == clock.wall
-
-
-def test_a_lead_shrinks_as_fast_as_it_is_told_and_time_never_stands_still() -> None:
-    """The way to get rid of hours that timestamps have run ahead, without handing one out twice."""
-    clock = HandClock()
-    time = physical_time(clock, not_before=clock.wall + 2 * HOUR, leading_speed=0.5)
-    last = time.now_milliseconds()
-    for _ in range(4 * 60 + 1):
-        clock.go_on(60.0)
-        now = time.now_milliseconds()
-        assert now > last
-        last = now
-    assert abs(last - clock.wall) <= 1
 
 
 ROLE = STORE / "coordinator" / "oracle"
@@ -570,8 +542,7 @@ async def test_a_mark_survives_a_power_cut(files: MemoryFiles) -> None:
     await mark.write(17)
     for chance in (None, *map(random.Random, range(10))):
         files.disk.cut_power(chance)
-        after = await open_mark(MemoryFiles(files.disk))
-        assert after.mark_milliseconds == 17
+        assert (await open_mark(MemoryFiles(files.disk))).mark_milliseconds == 17
 
 
 async def test_the_former_oracle_can_neither_write_nor_answer_once_another_has_read(
@@ -596,8 +567,7 @@ async def test_the_former_oracle_can_neither_write_nor_answer_once_another_has_r
 
 
 async def test_a_missing_mark_is_not_taken_for_a_new_store(files: MemoryFiles) -> None:
-    mark = await open_mark(files)
-    await mark.write(1)
+    await (await open_mark(files)).write(1)
     await files.unlink(ROLE / "e1" / "mark")
     with pytest.raises(StoreUnusable, match=r"'mark' .* is missing") as refused:
         await another(files)
@@ -605,8 +575,7 @@ async def test_a_missing_mark_is_not_taken_for_a_new_store(files: MemoryFiles) -
 
 
 async def test_a_damaged_mark_is_refused_and_left_as_it_is(files: MemoryFiles) -> None:
-    mark = await open_mark(files)
-    await mark.write(1)
+    await (await open_mark(files)).write(1)
     async with await files.create(ROLE / "e1" / "mark", exclusive=False) as file:
         await file.append(b"percolator-oracle-mark 1\ncluster=\nmilliseconds=0\ncrc32=00000000\n")
     for _ in range(2):
@@ -616,8 +585,7 @@ async def test_a_damaged_mark_is_refused_and_left_as_it_is(files: MemoryFiles) -
 
 
 async def test_the_mark_of_another_cluster_is_refused(files: MemoryFiles) -> None:
-    mark = await open_mark(files, cluster_id="a")
-    await mark.write(1)
+    await (await open_mark(files, cluster_id="a")).write(1)
     with pytest.raises(WrongCluster, match="belongs to cluster a, not to b"):
         await another(files, cluster_id="b")
 
@@ -626,8 +594,7 @@ async def test_a_store_keeps_the_cluster_that_it_once_belonged_to(files: MemoryF
     """A mark without a cluster is adopted by the first one; after that, another one is refused."""
     for cluster_id in ("", "a", ""):
         files = MemoryFiles(files.disk)
-        mark = await open_mark(files, cluster_id=cluster_id)
-        await mark.write(1)
+        await (await open_mark(files, cluster_id=cluster_id)).write(1)
         files.kill()
     with pytest.raises(WrongCluster):
         await open_mark(MemoryFiles(files.disk), cluster_id="b")
@@ -724,14 +691,19 @@ def test_an_epoch_is_kept_and_a_mark_without_one_has_the_first_format() -> None:
     assert MARK.encode().startswith(b"percolator-oracle-mark 1\n")
 
 
-def test_a_newer_format_is_refused_by_its_number() -> None:
-    with pytest.raises(WrongCluster, match="format 3, this one knows 2"):
-        Mark.decode(b"percolator-oracle-mark 3\nwhatever comes then", "mark")
-
-
-def test_a_mark_beyond_what_a_timestamp_can_hold_is_damage() -> None:
-    with pytest.raises(StoreUnusable):
-        Mark.decode(Mark(PHYSICAL_MILLISECONDS_MAX + 1, "").encode(), "mark")
+@pytest.mark.parametrize(
+    ("data", "error", "said"),
+    [
+        (b"percolator-oracle-mark 3\nwhatever", WrongCluster, "format 3, this one knows 2"),
+        (Mark(PHYSICAL_MILLISECONDS_MAX + 1, "").encode(), StoreUnusable, "mark"),
+    ],
+    ids=["a newer format", "beyond what a timestamp can hold"],
+)
+def test_a_mark_that_cannot_be_used_is_refused(
+    data: bytes, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        Mark.decode(data, "mark")
 
 
 def test_a_cluster_id_that_could_not_be_read_again_is_not_written() -> None:

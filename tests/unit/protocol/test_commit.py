@@ -59,8 +59,7 @@ async def test_a_commit_is_prewrite_then_timestamp_then_primary_then_the_rest(
     kinds = [
         (address(step), "lock" if puts(step, LOCK) else "commit") for step in client.network.steps
     ]
-    assert sorted(kinds[:3]) == [(A, "lock"), (B, "lock"), (C, "lock")]
-    assert kinds[3] == (A, "commit")
+    assert (sorted(kinds[:3]), kinds[3]) == ([(A, "lock"), (B, "lock"), (C, "lock")], (A, "commit"))
     assert sorted(kinds[4:]) == [(B, "commit"), (C, "commit")]
     for cell, value in ((A, b"1"), (B, b"2"), (C, b"3")):
         ((at, record),) = here.store.commits(cell)
@@ -123,8 +122,7 @@ async def test_a_pushed_lock_makes_the_commit_take_a_later_timestamp(here: World
     timestamp = await reader.start_timestamp()
     assert await reader.read(A, timestamp) is None  # passes the live writer, having pushed it
     assert not writing.done()
-    commit = await writing
-    assert commit > timestamp
+    assert await writing > timestamp
     assert await reader.read(A, timestamp) is None
 
 
@@ -341,8 +339,7 @@ async def test_a_commit_under_an_old_schema_is_sent_again_with_the_new_notificat
             return self.schema
 
     object.__setattr__(client.env, "schemas", Stale())
-    commit = await client.write({cell: put(b"1")})
-    assert (NOTIFY, OBSERVER, commit) in here.store.cells[cell]
+    assert (NOTIFY, OBSERVER, await client.write({cell: put(b"1")})) in here.store.cells[cell]
 
 
 async def test_a_lock_only_write_notifies_no_observer(here: World) -> None:
@@ -571,9 +568,7 @@ async def test_a_caller_cancelled_during_prewrite_leaves_no_locks_behind(
         await running
     await asyncio.sleep(1.0)
     await settled(client)
-    assert here.store.lock_of(A) is None
-    assert here.store.lock_of(B) is None
-    assert here.store.commits(A) == []
+    assert (here.store.lock_of(A), here.store.lock_of(B), here.store.commits(A)) == (None, None, [])
 
 
 async def test_a_caller_cancelled_after_the_commit_was_sent_is_committed_nevertheless(
@@ -671,8 +666,7 @@ def test_the_last_write_of_a_cell_counts() -> None:
     own.put(A, b"1")
     own.put(A, b"22")
     own.lock(A)
-    assert own.cells[A] == (KIND_PUT, b"22")
-    assert own.size_bytes == 2 + len(A.row) + len(A.column)
+    assert (own.cells[A], own.size_bytes) == ((KIND_PUT, b"22"), 2 + len(A.row) + len(A.column))
     own.delete(A)
     own.lock(B)
     own.put(C, b"")

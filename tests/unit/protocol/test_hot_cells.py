@@ -170,8 +170,7 @@ async def test_those_who_want_the_same_cells_in_any_order_never_wait_for_each_ot
 
 async def test_one_who_lost_at_many_cells_stands_in_line_at_the_last_few(lines: HotCells) -> None:
     cells = [CellAddress(1, b"%d" % number, b"c") for number in range(CELLS_MAX + 3)]
-    many = contender(lines, 1.0, *cells)
-    many.stand_in_line()
+    contender(lines, 1.0, *cells).stand_in_line()
     assert [cell in lines.lines for cell in cells] == [False] * 3 + [True] * CELLS_MAX
 
 
@@ -274,8 +273,7 @@ def test_a_follower_knows_what_was_put_and_deleted_and_not_what_was_locked() -> 
     assert bob[BOB] == FoundCell(100, b"7")
     assert joe is not None
     assert joe[JOE] == FoundCell(100, None)
-    assert handover.known(ANN) is None
-    assert handover.known(CellAddress(1, b"eve", b"balance")) is None
+    assert (handover.known(ANN), handover.known(CellAddress(1, b"eve", b"balance"))) == (None, None)
 
 
 # Clients that know nothing of each other pause, so that the oldest gets through.
@@ -389,8 +387,7 @@ async def test_readers_that_push_do_not_let_a_live_transaction_expire(
     assert here.buried_alive == 0
     pushing.cancel()
     other.crash()
-    commit = await writing
-    assert commit in [at for at, _ in here.store.commits(A)]
+    assert await writing in [at for at, _ in here.store.commits(A)]
     await meeting
 
 

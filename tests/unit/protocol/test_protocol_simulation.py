@@ -27,15 +27,13 @@ def test_transactions_are_atomic_and_isolated_whatever_the_network_does(
     first_seed: int, one_round_share: float
 ) -> None:
     for seed in range(first_seed, first_seed + SEEDS_PER_TEST):
-        ended = run(seed, one_round_share=one_round_share)
-        assert ended.violations == [], f"seed {seed}"
+        assert run(seed, one_round_share=one_round_share).violations == [], f"seed {seed}"
 
 
 def test_without_faults_most_transactions_commit() -> None:
     runs = [run(seed, NO_FAULTS) for seed in range(10)]
     assert [violation for one in runs for violation in one.violations] == []
-    committed = sum(one.committed for one in runs)
-    assert committed > sum(one.aborted for one in runs)
+    assert sum(one.committed for one in runs) > sum(one.aborted for one in runs)
 
 
 def test_owners_that_are_always_declared_dead_only_abort() -> None:

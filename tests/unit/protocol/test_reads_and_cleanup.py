@@ -72,8 +72,7 @@ NEVER_PUSHING = Limits(push_after_seconds=1e6)
 
 async def test_a_commit_is_visible_at_its_timestamp_but_not_below(client: Client) -> None:
     commit = await client.write({A: put(b"1")})
-    assert await client.read(A, commit) == b"1"
-    assert await client.read(A, commit - 1) is None
+    assert (await client.read(A, commit), await client.read(A, commit - 1)) == (b"1", None)
 
 
 async def test_a_reader_rolls_forward_what_was_committed_and_left_behind(
@@ -96,8 +95,7 @@ async def test_a_reader_rolls_back_what_was_not_committed_on_the_primary_first(
 ) -> None:
     start = await left_behind(here, A, B, committed=False)
     assert await reader.read(B, await reader.start_timestamp()) is None
-    assert here.store.lock_of(A) is None
-    assert here.store.lock_of(B) is None
+    assert (here.store.lock_of(A), here.store.lock_of(B)) == (None, None)
     assert reader.env.verdicts.get(start) == ROLLED_BACK
     marked = [address(step) for step in reader.network.steps if step.message().changes]
     assert marked == [A, B]
@@ -117,8 +115,7 @@ async def test_locks_with_one_primary_are_settled_together(here: World, reader: 
     assert statistics.round_trips == 1
     await settled(reader)
     assert not any(here.store.lock_of(cell) for cell in cells)
-    asked = [step for step in reader.network.steps if not step.message().changes]
-    assert len(asked) == 1
+    assert len([step for step in reader.network.steps if not step.message().changes]) == 1
 
 
 async def test_a_reader_waits_for_a_live_writer(here: World) -> None:
@@ -240,8 +237,7 @@ async def test_a_transaction_without_a_trace_on_its_primary_is_not_dead(here: Wo
     await asyncio.sleep(0.5)
     timestamp = await reader.start_timestamp()
     reading = asyncio.ensure_future(reader.read(B, timestamp))
-    commit = await writing
-    assert commit > timestamp
+    assert await writing > timestamp
     assert await reading is None
     assert [record.value for _, record in here.store.commits(B)] == [b"2"]
 
@@ -261,8 +257,7 @@ async def test_a_late_prewrite_after_the_cleanup_is_refused(
     writing = asyncio.ensure_future(writer.write({A: put(b"1"), B: put(b"2")}))
     await asyncio.sleep(4.0)  # its time to live has passed
     assert await reader.read(B, await reader.start_timestamp()) is None
-    answer = here.store.apply(held[0])
-    assert getattr(answer, "condition", None) == 1, "the marker stops it"
+    assert getattr(here.store.apply(held[0]), "condition", None) == 1, "the marker stops it"
     assert here.store.lock_of(A) is None
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
@@ -287,8 +282,7 @@ async def test_a_heartbeat_proves_the_owner_alive_until_it_is_rolled_back(
     reader.network.before_send = beat_first
     timestamp = await reader.start_timestamp()
     assert await reader.read(A, timestamp) is None
-    at = await commit.commit_primary(writer.deadline())
-    assert at > timestamp
+    assert await commit.commit_primary(writer.deadline()) > timestamp
 
 
 async def test_own_commits_are_known_at_once(here: World) -> None:
@@ -347,8 +341,7 @@ async def test_a_single_read_asks_for_no_timestamp_unless_it_meets_a_lock() -> N
         async with db.transaction() as tx:
             await tx.set("bob", _balance, 1)
         before = _timestamps(db)
-        assert await db.get("bob", _balance) == 1
-        assert await db.get("joe", _balance, default=5) == 5
+        assert (await db.get("bob", _balance), await db.get("joe", _balance, default=5)) == (1, 5)
         assert _timestamps(db) == before
         two = db.transaction()
         two._only_two_phases = True
@@ -415,15 +408,13 @@ async def test_a_scan_reads_rows_with_locks_again_in_their_place(
 ) -> None:
     await _ten_rows(here)
     cells = [CellAddress(1, b"%d" % i, b"x") for i in (1, 4, 7)]
-    new = CellAddress(1, b"55", b"x")
-    await left_behind(here, *cells, new, committed=True)
+    await left_behind(here, *cells, CellAddress(1, b"55", b"x"), committed=True)
     await left_behind(
         here, CellAddress(1, b"2", b"x"), CellAddress(1, b"66", b"x"), committed=False
     )
     found = await _scan(here.client(PATIENT), reverse=reverse)
     rows = [row for row, _ in found]
-    expected = sorted([*(b"%d" % i for i in range(10)), b"55"], reverse=reverse)
-    assert rows == expected
+    assert rows == sorted([*(b"%d" % i for i in range(10)), b"55"], reverse=reverse)
     values = {row: cells[b"x"] for row, cells in found}
     assert values[b"4"] == values[b"55"] == b"pending"
     assert values[b"2"] == b"2"

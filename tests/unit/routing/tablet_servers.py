@@ -12,6 +12,7 @@ import pytest
 from percolator.errors import (
     DeadlineExceeded,
     PercolatorError,
+    Retry,
     TabletLocation,
     TabletMoved,
     Unavailable,
@@ -128,6 +129,7 @@ class Cluster:
         """Answer of a master."""
         self.searches = 0
         self.search_seconds = 0.0
+        self.search_error: Exception | None = None
         loop = asyncio.get_running_loop()
         self.clock = VirtualClock(loop)
         handlers: dict[str, object] = dict(servers)
@@ -139,6 +141,8 @@ class Cluster:
         self.searches += 1
         if self.search_seconds:
             await asyncio.sleep(self.search_seconds)
+        if self.search_error is not None:
+            raise self.search_error
         return [replace(one) for one in self.now_at]  # each answer is a message of its own
 
     def deadline(self, seconds: float = 10.0) -> float:
@@ -164,6 +168,12 @@ def row_request(row: bytes) -> RowRequest:
 
 def moved(*locations: TabletLocation) -> TabletMoved:
     return TabletMoved("not here", tablet_id=1, epoch=1, locations=locations)
+
+
+def failure(answer: object) -> tuple[type[PercolatorError], Retry]:
+    """What kind of error an answer is, and whether the call may be repeated."""
+    assert isinstance(answer, PercolatorError)
+    return type(answer), answer.retry
 
 
 async def cancelled_while_it_waits(request: Awaitable[object], seconds: float = 0.5) -> None:

@@ -34,14 +34,22 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.protocol import commit
-from percolator.routing.cells import FollowedCommit, NotInOneRound, NotSent, OneRoundCommit, Refused
+from percolator.routing.cells import (
+    CommitAnswer,
+    FollowedCommit,
+    NotInOneRound,
+    NotSent,
+    OneRoundCommit,
+    Refused,
+)
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.v1 import tabletserver_pb2 as pb
+from percolator.v1.cells_pb2 import Cell
 from percolator.wire.status import to_detail
 from percolator.world import World
 from tests.simulation.virtual_time import VirtualClock
-from tests.unit.routing.tablet_servers import Cluster, Server, tablet
+from tests.unit.routing.tablet_servers import Cluster, Server, failure, tablet
 
 
 class Commits(Server):
@@ -93,24 +101,27 @@ def _cluster(server: Server, limits: Limits | None = None) -> Cluster:
     return cluster
 
 
+async def _answers(
+    cluster: Cluster, *commits: OneRoundCommit, seconds: float = 10.0
+) -> list[CommitAnswer]:
+    """The answers to commits that are sent at the same moment."""
+    deadline = cluster.deadline(seconds)
+    return await asyncio.gather(*(cluster.router.commit(one, deadline) for one in commits))
+
+
 async def test_transactions_of_one_turn_of_the_loop_share_a_call(server: Commits) -> None:
     cluster = _cluster(server)
     first = OneRoundCommit(
         1, 3, 20, [b"a", b"b"], [b"c", b"d"], [1, 3], [b"v", b""], [(b"c", (b"f",))],
         [(b"e", b"w", (b"g",))],
     )  # fmt: skip
-    sent = (first, one_round(30, b"c"), one_round(40, b"n"))
-    answers = await asyncio.gather(*(cluster.router.commit(s, cluster.deadline()) for s in sent))
-    assert answers == [21, 31, 41]
+    assert await _answers(cluster, first, one_round(30, b"c"), one_round(40, b"n")) == [21, 31, 41]
     (call,) = server.commit_calls
     (batch,) = call.batches
     assert (batch.target.tablet_id, batch.target.epoch, batch.target.schema_version) == (1, 1, 3)
-    assert list(batch.start_timestamps) == [20, 30]
-    assert list(batch.cells) == [2, 1]
-    assert list(batch.rows) == [b"a", b"b", b"c"]
-    assert list(batch.columns) == [b"c", b"d", b"c"]
-    assert list(batch.kinds) == [1, 3, 1]
-    assert list(batch.values) == [b"v", b"", b"v"]
+    assert (list(batch.start_timestamps), list(batch.cells)) == ([20, 30], [2, 1])
+    assert (list(batch.rows), list(batch.columns)) == ([b"a", b"b", b"c"], [b"c", b"d", b"c"])
+    assert (list(batch.kinds), list(batch.values)) == ([1, 3, 1], [b"v", b"", b"v"])
     assert [(one.column, list(one.observers)) for one in batch.observed] == [(b"c", [b"f"])]
     (notified,) = batch.notifications
     assert (notified.transaction, notified.row, notified.column) == (0, b"e", b"w")
@@ -119,9 +130,7 @@ async def test_transactions_of_one_turn_of_the_loop_share_a_call(server: Commits
 async def test_who_is_followed_is_told_whether_a_timestamp_was_set_aside(server: Commits) -> None:
     cluster = _cluster(server)
     sent = (one_round(20, b"a"), one_round(30, b"c")._replace(is_followed=True))
-    plain, followed = await asyncio.gather(
-        *(cluster.router.commit(s, cluster.deadline()) for s in sent)
-    )
+    plain, followed = await _answers(cluster, *sent)
     assert list(server.commit_calls[0].batches[0].followed) == [1]
     assert not isinstance(plain, FollowedCommit)
     assert isinstance(followed, FollowedCommit)
@@ -198,8 +207,7 @@ async def test_only_the_transaction_that_is_invalid_is_blamed(server: Commits) -
     )
     cluster = _cluster(server)
     sent = (one_round(20, b"a"), one_round(30, b"b"), one_round(40, b"c"))
-    answers = await asyncio.gather(*(cluster.router.commit(s, cluster.deadline()) for s in sent))
-    first, second, third = answers
+    first, second, third = await _answers(cluster, *sent)
     assert (first, third) == (21, 41)
     assert isinstance(second, InvalidArgument)
     sizes = [len(batch.start_timestamps) for call in server.commit_calls for batch in call.batches]
@@ -210,8 +218,7 @@ async def test_a_message_is_full_of_weak_notifications_too(server: Commits) -> N
     cluster = _cluster(server, Limits(batch_rows_max=4))
     notified = [(b"%d" % number, b"w", (b"g",)) for number in range(3)]
     sent = [one_round(start, b"a")._replace(notifications=notified) for start in (20, 30)]
-    answers = await asyncio.gather(*(cluster.router.commit(s, cluster.deadline()) for s in sent))
-    assert answers == [21, 31]
+    assert await _answers(cluster, *sent) == [21, 31]
     counts = [len(batch.notifications) for call in server.commit_calls for batch in call.batches]
     assert counts == [3, 3]
 
@@ -225,12 +232,9 @@ async def test_a_refusal_names_the_condition_and_the_cell(server: Commits) -> No
         found.cell.row = b"a"
 
     server.malform = refuse
-    cluster = _cluster(server)
-    answer = await cluster.router.commit(one_round(20, b"a"), cluster.deadline())
+    (answer,) = await _answers(_cluster(server), one_round(20, b"a"))
     assert isinstance(answer, Refused)
-    assert answer.condition == 3
-    assert answer.cell is not None
-    assert answer.cell.row == b"a"
+    assert (answer.condition, answer.cell) == (3, Cell(row=b"a"))
 
 
 @pytest.mark.parametrize(
@@ -257,22 +261,17 @@ async def test_a_malformed_response_leaves_the_outcome_open(
     malform: Callable[[pb.TransactionBatchResult], object],
 ) -> None:
     server.malform = malform
-    cluster = _cluster(server)
-    answer = await cluster.router.commit(one_round(20, b"a"), cluster.deadline())
+    (answer,) = await _answers(_cluster(server), one_round(20, b"a"))
     assert isinstance(answer, ExecutionUnknown)
 
 
 async def test_a_deadline_tells_whether_it_was_sent() -> None:
     server = Commits(seconds=60.0)
     cluster = _cluster(server, Limits(server_calls_max=2, server_rows_max=2))
-    waiting = [
-        cluster.router.commit(one_round(20 + i, b"a"), cluster.deadline(1.0)) for i in range(3)
-    ]
-    first, second, third = await asyncio.gather(*waiting)
-    for answer in (first, second):
-        assert isinstance(answer, DeadlineExceeded)
-        assert answer.retry is Retry.UNKNOWN
-    assert isinstance(third, NotSent)
+    sent = [one_round(20 + number, b"a") for number in range(3)]
+    *answers, last = await _answers(cluster, *sent, seconds=1.0)
+    assert [failure(one) for one in answers] == [(DeadlineExceeded, Retry.UNKNOWN)] * 2
+    assert isinstance(last, NotSent)
 
 
 async def test_a_silent_server_whose_tablets_are_elsewhere_is_left() -> None:

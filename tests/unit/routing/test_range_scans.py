@@ -28,12 +28,13 @@ from tests.unit.routing.tablet_servers import (
     tablet,
 )
 
+LETTERS = [bytes([letter]) for letter in b"abcdefghijklmnopqrstuvwxyz"]
+
 
 def _page(request: pb.ScanRequest, rows: int) -> list[pb.ScanResponse]:
     """Pages of `rows` rows out of a, b, c … z, as a tablet server makes them."""
     start, end = request.range.start, request.range.end
-    letters = [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
-    inside = [row for row in letters if start <= row and (not end or row < end)]
+    inside = [row for row in LETTERS if start <= row and (not end or row < end)]
     if request.reverse:
         inside.reverse()
     pages = []
@@ -58,6 +59,14 @@ async def _scan(cluster: Cluster, range_request: RangeRequest) -> list[RangePage
     return [page async for page in cluster.router.scan(range_request, 5.0)]
 
 
+async def _scanned(
+    cluster: Cluster, start: bytes = b"", end: bytes = b"", *, reverse: bool = False, limit: int = 0
+) -> list[bytes]:
+    """The rows of a scan."""
+    request = RangeRequest(1, start, end, None, 7, reverse, limit)
+    return [row for page in await _scan(cluster, request) for row in page.rows]
+
+
 def _three_tablets() -> Cluster:
     servers = {"a:1": Server(), "b:1": Server()}
     for server in servers.values():
@@ -77,12 +86,10 @@ async def test_a_scan_crosses_tablets_without_gaps(start: bytes, end: bytes, rev
     cluster = _three_tablets()
     pages = await _scan(cluster, RangeRequest(1, start, end, None, 7, reverse))
     rows = [row for page in pages for row in page.rows]
-    letters = [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
-    expected = [row for row in letters if start <= row and (not end or row < end)]
+    expected = [row for row in LETTERS if start <= row and (not end or row < end)]
     assert rows == (expected[::-1] if reverse else expected)
     covered = sorted((page.start, page.end) for page in pages)
-    assert covered[0][0] == start
-    assert covered[-1][1] == end
+    assert (covered[0][0], covered[-1][1]) == (start, end)
     assert all(one[1] == other[0] for one, other in itertools.pairwise(covered))
 
 
@@ -90,8 +97,17 @@ class _LargeTable(Cluster):
     """A cluster whose master lists two tablets at a time."""
 
     async def _find(self, table_id: int, row: bytes) -> list[TabletLocation]:
-        self.searches += 1
-        return [one for one in self.now_at if not one.end or row < one.end][:2]
+        found = await super()._find(table_id, row)
+        return [one for one in found if not one.end or row < one.end][:2]
+
+
+def _with_a_silent_server(limits: Limits | None = None) -> Cluster:
+    """All rows are known to be at a:1, which has fallen silent; b:1 has them."""
+    cluster = Cluster({"a:1": Server(seconds=10**6), "b:1": Server()}, limits)
+    cluster.tablets.learn([tablet("a:1")])
+    cluster.now_at = [tablet("b:1", epoch=2)]
+    cluster.servers["b:1"].pages = lambda request: _page(request, 30)
+    return cluster
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -107,10 +123,8 @@ async def test_a_scan_finds_tablets_beyond_the_masters_first_page(
         tablet("a:1", first, last, tablet_id=index)
         for index, (first, last) in enumerate(itertools.pairwise(bounds), 1)
     ]
-    pages = await _scan(cluster, RangeRequest(1, b"b", end, None, 7, reverse))
-    rows = sorted(row for page in pages for row in page.rows)
-    letters = [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
-    assert rows == [row for row in letters if row >= b"b" and (not end or row < end)]
+    rows = await _scanned(cluster, b"b", end, reverse=reverse)
+    assert sorted(rows) == [row for row in LETTERS if row >= b"b" and (not end or row < end)]
 
 
 class _SplitTable(_LargeTable):
@@ -145,9 +159,7 @@ class _SplitTable(_LargeTable):
 async def test_a_scan_asks_again_until_the_master_knows_where_a_tablet_went(reverse: bool) -> None:
     """A server refuses a tablet that is being split before the map says what it became."""
     cluster = _SplitTable()
-    pages = await _scan(cluster, RangeRequest(1, b"", b"", None, 7, reverse))
-    rows = [row for page in pages for row in page.rows]
-    assert sorted(rows) == [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
+    assert sorted(await _scanned(cluster, reverse=reverse)) == LETTERS
     assert cluster.searches > 1
     assert cluster.clock.monotonic_seconds() < 3.0
 
@@ -167,9 +179,7 @@ async def test_a_broken_stream_continues_where_it_stopped() -> None:
         return _page(request, 4)
 
     cluster.servers["a:1"].pages = pages
-    found = await _scan(cluster, RangeRequest(1, b"", b"", None, 7))
-    rows = [row for page in found for row in page.rows]
-    assert rows == [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
+    assert await _scanned(cluster) == LETTERS
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -178,32 +188,25 @@ async def test_a_stream_that_ends_after_each_page_is_begun_again_behind_it(rever
     cluster = _three_tablets()
     for server in cluster.servers.values():
         server.pages = lambda request: _page(request, 4)[:1]
-    found = await _scan(cluster, RangeRequest(1, b"", b"", None, 7, reverse, 100))
-    rows = [row for page in found for row in page.rows]
-    assert sorted(rows) == [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
+    assert sorted(await _scanned(cluster, reverse=reverse, limit=100)) == LETTERS
 
 
-def _a_value_less(page: pb.ScanResponse) -> None:
-    page.found.values.pop()
-
-
-def _again_from_the_beginning(page: pb.ScanResponse) -> None:
-    page.rest.CopyFrom(RowRange(start=b"", end=b"h"))
-
-
-def _backwards(page: pb.ScanResponse) -> None:
-    page.rest.CopyFrom(RowRange(start=b"", end=b"c"))
-
-
-def _a_row_of_somebody_else(page: pb.ScanResponse) -> None:
-    page.found.rows[-1] = b"z"
+def _rest(start: bytes, end: bytes) -> Callable[[pb.ScanResponse], object]:
+    return lambda page: page.rest.CopyFrom(RowRange(start=start, end=end))
 
 
 @pytest.mark.parametrize(
-    "malform", [_a_value_less, _again_from_the_beginning, _backwards, _a_row_of_somebody_else]
+    "malform",
+    [
+        lambda page: page.found.values.pop(),
+        _rest(b"", b"h"),
+        _rest(b"", b"c"),
+        lambda page: page.found.rows.__setitem__(-1, b"z"),
+    ],
+    ids=["a value less", "again from the beginning", "backwards", "a row of somebody else"],
 )
 async def test_a_malformed_page_is_requested_again_until_the_timeout(
-    malform: Callable[[pb.ScanResponse], None],
+    malform: Callable[[pb.ScanResponse], object],
 ) -> None:
     cluster = _three_tablets()
 
@@ -215,11 +218,10 @@ async def test_a_malformed_page_is_requested_again_until_the_timeout(
     server = cluster.servers["a:1"]
     correct, server.pages = server.pages, pages
     with pytest.raises(DeadlineExceeded, match="malformed") as caught:
-        await _scan(cluster, RangeRequest(1, b"", b"", None, 7))
+        await _scanned(cluster)
     assert caught.value.retry is Retry.SAFE
     server.pages = correct
-    found = await _scan(cluster, RangeRequest(1, b"", b"", None, 7))
-    assert len([row for page in found for row in page.rows]) == 26
+    assert await _scanned(cluster) == LETTERS
 
 
 async def test_an_unanswered_scan_ends_with_its_timeout() -> None:
@@ -233,13 +235,8 @@ async def test_an_unanswered_scan_ends_with_its_timeout() -> None:
 
 async def test_a_scan_leaves_a_silent_server_for_the_one_that_took_over() -> None:
     """A paused or disconnected server refuses nothing, so a master has to be asked."""
-    cluster = Cluster({"a:1": Server(), "b:1": Server()}, Limits(silence_seconds=0.7))
-    cluster.tablets.learn([tablet("a:1")])
-    cluster.now_at = [tablet("b:1", epoch=2)]
-    cluster.servers["a:1"].seconds = 10**6
-    cluster.servers["b:1"].pages = lambda request: _page(request, 30)
-    (page,) = await _scan(cluster, RangeRequest(1, b"", b"", None, 7))
-    assert len(page.rows) == 26
+    cluster = _with_a_silent_server(Limits(silence_seconds=0.7))
+    assert await _scanned(cluster) == LETTERS
     assert cluster.clock.monotonic_seconds() == pytest.approx(0.7, abs=0.2)
 
 
@@ -248,16 +245,12 @@ async def test_a_scan_asks_about_a_silent_server_until_another_one_has_taken_ove
     reverse: bool,
 ) -> None:
     """A master needs seconds to find out that a server is gone."""
-    cluster = Cluster({"a:1": Server(), "b:1": Server()})
-    cluster.now_at = [tablet("a:1")]
-    cluster.tablets.learn(cluster.now_at)
-    cluster.servers["a:1"].seconds = 10**6
-    cluster.servers["b:1"].pages = lambda request: _page(request, 30)
-    scanning = asyncio.ensure_future(_scan(cluster, RangeRequest(1, b"", b"", None, 7, reverse)))
+    cluster = _with_a_silent_server()
+    later, cluster.now_at = cluster.now_at, [tablet("a:1")]
+    scanning = asyncio.ensure_future(_scanned(cluster, reverse=reverse))
     await asyncio.sleep(2.5)
-    cluster.now_at = [tablet("b:1", epoch=2)]
-    (page,) = await scanning
-    assert len(page.rows) == 26
+    cluster.now_at = later
+    assert sorted(await scanning) == LETTERS
     assert cluster.clock.monotonic_seconds() == pytest.approx(3.0, abs=0.2)
 
 
@@ -270,36 +263,27 @@ async def test_a_page_that_arrives_while_a_master_is_asked_about_its_server_is_n
     cluster.servers["a:1"].seconds = 1.0
     for server in cluster.servers.values():
         server.pages = lambda request: _page(request, 30)
-    pages = await _scan(cluster, RangeRequest(1, b"", b"", None, 7))
+    assert await _scanned(cluster) == LETTERS
     assert cluster.searches == 1
-    assert sum(len(page.rows) for page in pages) == 26
 
 
 async def test_a_scan_without_time_to_find_the_new_server_leaves_that_to_the_next_one() -> None:
-    cluster = Cluster({"a:1": Server(), "b:1": Server()})
-    cluster.tablets.learn([tablet("a:1")])
-    cluster.now_at = [tablet("b:1", epoch=2)]
-    cluster.servers["a:1"].seconds = 10**6
-    cluster.servers["b:1"].pages = lambda request: _page(request, 30)
-    short = cluster.router.scan(RangeRequest(1, b"", b"", None, 7), 0.5)
+    cluster = _with_a_silent_server()
     with pytest.raises(DeadlineExceeded):
-        await anext(short)
-    (page,) = await _scan(cluster, RangeRequest(1, b"", b"", None, 7))
-    assert len(page.rows) == 26
+        await anext(cluster.router.scan(RangeRequest(1, b"", b"", None, 7), 0.5))
+    assert await _scanned(cluster) == LETTERS
     assert cluster.clock.monotonic_seconds() == pytest.approx(0.5, abs=0.2)
 
 
 async def test_a_silent_server_costs_one_timeout_however_many_of_its_tablets_are_scanned() -> None:
-    cluster = Cluster({"a:1": Server(), "b:1": Server()}, Limits(silence_seconds=0.7))
-    cluster.tablets.learn([tablet("a:1", b"", b"h"), tablet("a:1", b"h", b"", tablet_id=2)])
+    cluster = _with_a_silent_server(Limits(silence_seconds=0.7))
+    cluster.tablets.forget(1)
+    bounds = [(1, b"", b"h"), (2, b"h", b"")]
+    cluster.tablets.learn([tablet("a:1", start, end, tablet_id=one) for one, start, end in bounds])
     cluster.now_at = [
-        tablet("b:1", b"", b"h", epoch=2),
-        tablet("b:1", b"h", b"", tablet_id=2, epoch=2),
+        tablet("b:1", start, end, tablet_id=one, epoch=2) for one, start, end in bounds
     ]
-    cluster.servers["a:1"].seconds = 10**6
-    cluster.servers["b:1"].pages = lambda request: _page(request, 30)
-    pages = await _scan(cluster, RangeRequest(1, b"", b"", None, 7))
-    assert len(pages) == 2
+    assert len(await _scan(cluster, RangeRequest(1, b"", b"", None, 7))) == 2
     assert cluster.clock.monotonic_seconds() == pytest.approx(0.7, abs=0.2)
 
 
@@ -324,13 +308,18 @@ def _joined(row: bytes) -> pb.ScanResponse:
     return page
 
 
-async def test_joined_cells_arrive_as_they_were_sent() -> None:
+async def _scanned_cells(sent: pb.ScanResponse, *, joined: bool = True) -> list[object]:
+    """The pages of a scan from b to x of a server that answers with this page."""
     server = Server()
-    server.pages = lambda request: [_joined(b"d")]
+    server.pages = lambda request: [sent]
     cluster = Cluster({"a:1": server})
     cluster.now_at = [tablet("a:1", b"", b"")]
-    request = RangeRequest(1, b"b", b"x", None, 7, joined=True)
-    [page] = [page async for page in cluster.router.scan_cells(request, 5.0)]
+    request = RangeRequest(1, b"b", b"x", None, 7, joined=joined)
+    return [page async for page in cluster.router.scan_cells(request, 5.0)]
+
+
+async def test_joined_cells_arrive_as_they_were_sent() -> None:
+    [page] = await _scanned_cells(_joined(b"d"))
     assert isinstance(page, JoinedPage)
     assert (page.rows.cut(), page.columns[b"c"].cut()) == ([b"d"], [b"d"])
     assert (page.start, page.end) == (b"b", b"x")
@@ -340,13 +329,8 @@ async def test_joined_cells_arrive_as_they_were_sent() -> None:
 async def test_joined_cells_of_other_rows_or_that_nobody_asked_for_are_refused(
     row: bytes, joined: bool
 ) -> None:
-    server = Server()
-    server.pages = lambda request: [_joined(row)]
-    cluster = Cluster({"a:1": server})
-    cluster.now_at = [tablet("a:1", b"", b"")]
-    request = RangeRequest(1, b"b", b"x", None, 7, joined=joined)
     with pytest.raises(DeadlineExceeded, match="malformed"):
-        [page async for page in cluster.router.scan_cells(request, 5.0)]
+        await _scanned_cells(_joined(row), joined=joined)
 
 
 @pytest.mark.parametrize(
@@ -363,13 +347,8 @@ async def test_joined_values_that_do_not_fill_their_block_one_by_one_are_refused
     sent.joined.rows.offsets = b"".join(at.to_bytes(4, "little") for at in (0, 1, 2))
     values = sent.joined.columns[0].values
     values.offsets = b"".join(at.to_bytes(4, "little", signed=True) for at in bounds)
-    server = Server()
-    server.pages = lambda request: [sent]
-    cluster = Cluster({"a:1": server})
-    cluster.now_at = [tablet("a:1", b"", b"")]
-    request = RangeRequest(1, b"b", b"x", None, 7, joined=True)
     with pytest.raises(DeadlineExceeded, match="malformed"):
-        [page async for page in cluster.router.scan_cells(request, 5.0)]
+        await _scanned_cells(sent)
 
 
 # Looking for changes in many tablets while their server refuses, or no master answers.
@@ -410,12 +389,8 @@ async def test_one_answer_of_a_master_is_about_all_tablets_that_refused() -> Non
 
 async def test_while_no_master_answers_a_look_waits_for_one_question() -> None:
     cluster = _cluster()
-
-    async def unanswered(table_id: int, row: bytes) -> list[TabletLocation]:
-        await asyncio.sleep(5.0)
-        raise DeadlineExceeded("no master answered in time")
-
-    cluster.tablets._find = unanswered
+    cluster.search_seconds = 5.0
+    cluster.search_error = DeadlineExceeded("no master answered in time")
     with pytest.raises(NotReady):
         await cluster.router.look_for_changes(ChangesRequest(1, 0, 9), [], cluster.deadline(1.0))
     assert cluster.clock.monotonic_seconds() < 6.0

@@ -108,8 +108,7 @@ class _Steps:
         committed = []
         for column, kind in zip(columns, kinds, strict=True):
             record = WriteRecord(start, kind, self._value(kind)).encode()
-            step = steps.commit_secondary(row, column, start, commit, record, ())
-            committed.append(step)
+            committed.append(steps.commit_secondary(row, column, start, commit, record, ()))
             self._recent.append((row, column, start))
         return locked, committed
 
@@ -124,8 +123,7 @@ class _Steps:
         min_commit = start + self._random.choice((1, 1, 200))
         ttl = self._random.choice((1_000, 2_000))
         primary = CellAddress(TABLE, b"a", b"c")
-        value = self._value(kind)
-        return LockRecord(start, min_commit, ttl, kind, b"", primary, value)
+        return LockRecord(start, min_commit, ttl, kind, b"", primary, self._value(kind))
 
     def _value(self, kind: RecordKind) -> bytes:
         return self._random.choice(_VALUES) if kind is RecordKind.PUT else b""
@@ -134,8 +132,7 @@ class _Steps:
         self, row: bytes, column: bytes, start: int, _: int, kind: RecordKind
     ) -> pb.Mutation:
         data = b"x" * 20 if kind is RecordKind.PUT_IN_DATA else None
-        step = steps.prewrite(row, column, start, self._lock(start, kind).encode(), data)
-        return step
+        return steps.prewrite(row, column, start, self._lock(start, kind).encode(), data)
 
     def _commit(
         self, row: bytes, column: bytes, start: int, commit: int, kind: RecordKind
@@ -274,8 +271,7 @@ async def _agrees(seed: int, *, collecting: bool = False) -> None:
         read_at = at(random.randint(1, drawn.now)) + random.choice((0, 7))
         await pair.reads_agree(read_at)
         await pair.scans_agree(read_at)
-    stored = await pair.require_same_cells()
-    assert stored + pair.collected > 20
+    assert (await pair.require_same_cells()) + pair.collected > 20
     assert pair.collected > 10 or not collecting
 
 
@@ -342,8 +338,7 @@ class _Pair:
         collected = Collected()
         assert await self._collector.collect(TABLE, bounds, collected) is None
         assert not collected.passed_over
-        after = await self.require_same_cells()
-        assert before - after == collected.cells
+        assert before - (await self.require_same_cells()) == collected.cells
         self.collected += collected.cells
         for row, cells in rows_before.items():
             gone = {family for family, _, _ in cells.keys() - self._row(row).keys()}

@@ -332,8 +332,7 @@ async def test_pages_have_no_gaps_even_if_calls_break_off(reverse: bool, breaks:
     assert found == sorted(names, reverse=reverse)
     if reverse:
         bounds.reverse()
-    assert bounds[0][0] == b""
-    assert bounds[-1][1] == b""
+    assert (bounds[0][0], bounds[-1][1]) == (b"", b"")
     for before, after in itertools.pairwise(bounds):
         assert before[1] == after[0]
 
@@ -703,8 +702,7 @@ def test_only_hidden_columns_are_outside_of_all_columns(column: bytes) -> None:
 @given(st.binary(max_size=3), st.binary(max_size=4))
 def test_what_begins_with_a_prefix_lies_before_its_end(prefix: bytes, name: bytes) -> None:
     end = after_prefix(prefix)
-    inside = prefix <= name and (not end or name < end)
-    assert inside is name.startswith(prefix)
+    assert (prefix <= name and (not end or name < end)) is name.startswith(prefix)
 
 
 # Timestamps as times of a row store.
@@ -721,8 +719,7 @@ def test_a_timestamp_comes_back_from_its_time(number: int) -> None:
     time = RECENT_TIMES.time(timestamp)
     assert time % 1_000 == 0
     assert 0 < time < 2**63
-    assert RECENT_TIMES.timestamp(time) == timestamp
-    assert RECENT_TIMES.at_or_above(timestamp) == time
+    assert (RECENT_TIMES.timestamp(time), RECENT_TIMES.at_or_above(timestamp)) == (timestamp, time)
     assert RECENT_TIMES.at_or_above(timestamp + 1) == time + 1_000
     assert RECENT_TIMES.at_or_above(timestamp - 1) == time
 
@@ -774,8 +771,7 @@ async def test_errors_and_cancellations_pass() -> None:
     oracle.error = Unavailable("no oracle")
     with pytest.raises(Unavailable):
         await source.get()
-    given_up = source.get()
-    given_up.cancel()
+    source.get().cancel()
     await asyncio.sleep(0)
     with pytest.raises(InvalidArgument, match="count"):
         source.get(2)

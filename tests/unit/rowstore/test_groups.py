@@ -166,8 +166,7 @@ async def test_a_part_that_was_pushed_above_the_commit_is_refused_with_its_lock(
     refused = answers[2]
     assert isinstance(refused, Refused)
     assert refused.cell is not None
-    assert refused.cell.space == SPACE_LOCK
-    assert refused.cell.value == _lock(11, COMMIT + 1)
+    assert (refused.cell.space, refused.cell.value) == (SPACE_LOCK, _lock(11, COMMIT + 1))
     assert await group.commit([10, 11], COMMIT + 64) == [APPLIED] * 3
 
 
@@ -214,8 +213,7 @@ async def test_the_proof_of_a_driver_that_died_is_collected_and_then_nothing_is_
     await group.begin(10)
     await group.roll_back(_column(10), at(10))
     assert ("r", b"p" + CLOSED) in group.stored()
-    assert await group.collect(BEGAN) == 0
-    assert await group.collect(at(11)) == 2
+    assert (await group.collect(BEGAN), await group.collect(at(11))) == (0, 2)
     assert {family for family, _ in group.stored()} == {"g"}
     # A marker may have been there, too, and would be gone as well.
     assert [type(one) for one in await group.begin(20)] == [SnapshotTooOld, NotExecuted]
@@ -320,8 +318,7 @@ def markers_leave_the_proof(patch: Patch) -> None:
     correct = mapping._changed
 
     def wrong(*arguments: Any) -> tuple[Change, ...]:
-        changes = correct(*arguments)
-        return tuple(one for one in changes if not one.column.startswith(b"p"))
+        return tuple(one for one in correct(*arguments) if not one.column.startswith(b"p"))
 
     patch.setattr(mapping, "_changed", wrong)
 

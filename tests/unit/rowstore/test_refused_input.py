@@ -265,8 +265,7 @@ def test_a_family_that_was_removed_is_named_by_whoever_needs_it(
 @pytest.mark.real_time
 async def test_the_service_does_not_say_which_family_and_the_table_is_asked() -> None:
     async with connected() as over:
-        table = over.service.model.tables[over.place.table(CONNECTED_TABLE)]
-        table.families.remove(WRITES)
+        over.service.model.tables[over.place.table(CONNECTED_TABLE)].families.remove(WRITES)
         says = f"the table percolator-{CONNECTED_TABLE} lacks the family w: "
         with pytest.raises(InvariantViolation, match=says):
             await over.put(b"row")

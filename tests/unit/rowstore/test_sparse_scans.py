@@ -239,8 +239,7 @@ async def test_values_that_lie_apart_count_towards_the_size_of_a_page(reverse: b
     store = CountedStore(rows)
     request = RangeRequest(TABLE, b"", b"", (b"c",), at(9), reverse=reverse)
     pages = [page async for page in rows.cells.scan(request, SECONDS)]
-    found = [key for page in pages for key in page.rows]
-    assert found == sorted(KEYS, reverse=reverse)
+    assert [key for page in pages for key in page.rows] == sorted(KEYS, reverse=reverse)
     values = {cells[b"c"].value for page in pages for cells in page.rows.values()}
     assert values == {b"v" * 2_000}
     assert [len(page.rows) for page in pages] == [3] * 13 + [1]

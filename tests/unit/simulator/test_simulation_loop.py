@@ -83,8 +83,7 @@ def test_a_sleep_and_a_cheap_timer_of_a_paused_process_end_when_it_goes_on() -> 
 
 def test_a_sleep_that_was_cancelled_wakes_no_task() -> None:
     async def main(loop: SimulationLoop) -> float:
-        sleeping = asyncio.ensure_future(loop.sleep(1.0))
-        sleeping.cancel()
+        asyncio.ensure_future(loop.sleep(1.0)).cancel()
         await asyncio.sleep(2.0)
         return loop.now
 
@@ -384,8 +383,7 @@ async def leave_a_failure_alone() -> None:
 
     holder: list[object] = []
     holder.append(holder)
-    task = asyncio.create_task(fail(holder))
-    await asyncio.wait([task])
+    await asyncio.wait([asyncio.create_task(fail(holder))])
 
 
 def test_an_exception_that_nothing_retrieves_fails_a_test() -> None:

@@ -534,8 +534,7 @@ def _rows(part: dict[CellAddress, Write]) -> list[bytes]:
 
 def test_the_parts_are_in_order_and_have_every_cell_once() -> None:
     found = list(cut(_cells(2_000, 3), 7, 300, [_row(450), _row(1_111)]))
-    rows = [row for part in found for row in _rows(part)]
-    assert rows == [_row(n) for n in range(2_000)]
+    assert [row for part in found for row in _rows(part)] == [_row(n) for n in range(2_000)]
     assert sum(len(part) for part in found) == 6_000
     assert {address.table_id for part in found for address in part} == {7}
 

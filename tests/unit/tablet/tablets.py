@@ -44,7 +44,7 @@ from percolator.testing.memory_storage import (
     MemoryOwnership,
     MemoryStorage,
 )
-from percolator.v1 import cells_pb2
+from percolator.v1 import cells_pb2, errors_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Clock, Storage
 from tests.simulation.virtual_time import VirtualClock
@@ -172,6 +172,10 @@ class Rig:
         read = pb.RowRead(
             row=row, columns=columns or [COLUMN], timestamp=timestamp, passing=passing
         )
+        return await self.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))
+
+    async def read_row(self, row: bytes, timestamp: int) -> pb.ReadBatchResult:
+        read = pb.RowRead(row=row, all_columns=True, timestamp=timestamp)
         return await self.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))
 
     async def value(self, row: bytes, timestamp: int) -> bytes | None:
@@ -625,6 +629,12 @@ def together(
         found.MergeFrom(transaction)
     found.target.CopyFrom(pb.TabletTarget(tablet_id=1, epoch=2, schema_version=schema_version))
     return found
+
+
+def not_executed(result: pb.MutationResult) -> errors_pb2.ErrorDetail:
+    """Why a mutation was not executed."""
+    assert result.outcome == NOT_EXECUTED
+    return result.error
 
 
 def only(result: pb.TransactionBatchResult) -> pb.MutationResult:

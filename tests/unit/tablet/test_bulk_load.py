@@ -20,6 +20,7 @@ from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.status import from_detail
+from tests.unit.refusals import refused
 from tests.unit.tablet.tablets import (
     APPLIED,
     COLUMN,
@@ -83,18 +84,14 @@ async def clear(rig: Rig, run: int = START) -> None:
 
 async def finish(rig: Rig, run: int = START) -> None:
     await rig.tablet.fence(fence(FINISH, run, commit_timestamp=run + 1))
-    response = await rig.tablet.fence(fence(LIFT, run))
-    assert not response.HasField("fence")
+    assert not (await rig.tablet.fence(fence(LIFT, run))).HasField("fence")
 
 
 async def test_a_cancelled_caller_leaves_nothing_half_done(rig: Rig) -> None:
-    leaving = await under_way(rig.tablet.fence(fence(RAISE)))
-    leaving.cancel()
+    (await under_way(rig.tablet.fence(fence(RAISE)))).cancel()
     # What comes next waits for the write, and finds the fence.
-    found = await rig.tablet.fence(fence(LOOK))
-    assert found.fence.run == START
-    loading = await under_way(rig.tablet.load(load([b"b"])))
-    loading.cancel()
+    assert (await rig.tablet.fence(fence(LOOK))).fence.run == START
+    (await under_way(rig.tablet.load(load([b"b"])))).cancel()
     await finish(rig)
     assert await rig.value(b"b", COMMIT) == b"v"
 
@@ -104,8 +101,7 @@ async def test_loaded_cells_are_visible_at_their_commit_and_not_below(rig: Rig) 
     await rig.tablet.load(load([b"b", b"c"]))
     await rig.tablet.load(load([b"d"], value=b"x" * 2000))
     await finish(rig)
-    assert await rig.value(b"c", COMMIT) == b"v"
-    assert await rig.value(b"d", COMMIT) == b"x" * 2000
+    assert (await rig.value(b"c", COMMIT), await rig.value(b"d", COMMIT)) == (b"v", b"x" * 2000)
     assert await rig.value(b"c", COMMIT - 1) is None
     [page] = await rig.scan(99)
     assert list(page.found.rows) == [b"b", b"c", b"d"]
@@ -150,8 +146,7 @@ async def test_inside_the_fence_nothing_is_read_or_judged_and_around_it_everythi
     for fields in ({}, {"range": RowRange(start=b"l")}, {"reverse": True}):
         with pytest.raises(NotReady, match="bulk load 'load'"):
             await rig.scan(99, **fields)
-    assert await rig.value(b"a", 99) == b"1"
-    assert await rig.value(b"m", 99) == b"2"
+    assert (await rig.value(b"a", 99), await rig.value(b"m", 99)) == (b"1", b"2")
     assert len(await rig.scan(99, range=RowRange(start=b"m"))) == 1
     await rig.apply(prewrite(b"a", 60), prewrite(b"m", 60))
 
@@ -204,8 +199,7 @@ async def test_both_halves_of_a_split_tablet_have_the_fence(rig: Rig, disk: Slow
     assert await half.value(b"c", 99) == b"v"
     await half.tablet.close()
     beyond = TabletIdentity(table_id=7, tablet_id=1, epoch=2, start=b"m", end=b"")
-    other = await Rig(disk=disk, identity=beyond).open()
-    await other.apply(prewrite(b"p", 60))
+    await (await Rig(disk=disk, identity=beyond).open()).apply(prewrite(b"p", 60))
 
 
 async def test_a_part_of_a_load_is_never_opened(rig: Rig) -> None:
@@ -240,8 +234,7 @@ async def test_another_run_takes_over_and_the_former_one_is_locked_out(rig: Rig)
     await clear(rig, LATER)
     await rig.tablet.load(load([b"d"], LATER))
     await finish(rig, LATER)
-    assert await rig.value(b"c", 99) is None
-    assert await rig.value(b"d", 99) == b"v"
+    assert (await rig.value(b"c", 99), await rig.value(b"d", 99)) == (None, b"v")
 
 
 async def test_a_complete_load_can_only_be_opened(rig: Rig) -> None:
@@ -434,9 +427,8 @@ async def test_bad_input_is_refused_by_name_and_nothing_is_stored(
 ) -> None:
     await rig.tablet.fence(fence(RAISE))
     call: Any = rig.tablet.fence if isinstance(request_, pb.FenceRequest) else rig.tablet.load
-    with pytest.raises(InvalidArgument) as raised:
+    with refused(field):
         await call(request_)
-    assert raised.value.field == field
     assert await rig.cells(WRITE) == []
 
 

@@ -154,8 +154,7 @@ async def test_a_deleted_write_record_leaves_the_feed(rig: Rig) -> None:
 async def test_the_entry_is_in_the_same_write_as_the_commit(rig: Rig, disk: SlowDisk) -> None:
     before_it = disk.durable.copy()
     await rig.apply(written(b"a", 5, 6, b"v"))
-    added = {key[:1] for key in disk.durable.keys() - before_it.keys()}
-    assert {b"W", b"F"} <= added
+    assert {b"W", b"F"} <= {key[:1] for key in disk.durable.keys() - before_it.keys()}
     assert len(disk.durable.keys() - before_it.keys()) == 3  # and Mnewest
 
 
@@ -274,8 +273,7 @@ async def test_a_commit_that_the_storage_shows_before_memory_knows_is_found() ->
 async def test_the_newest_change_is_told_without_reading_any(rig: Rig) -> None:
     assert await look(rig, 0, 20) == (20, 0)
     await rig.apply(written(b"a", 5, 6, b"v"), written(b"b", 7, 8, b"v"))
-    assert await look(rig, 0, 20) == (20, 8)
-    assert await look(rig, 0, 7) == (7, 6)
+    assert (await look(rig, 0, 20), await look(rig, 0, 7)) == ((20, 8), (7, 6))
     assert await look(rig, 8, 20) == (20, 0)
     await rig.apply(prewrite(b"c", 7))
     assert await look(rig, 0, 20) == (7, 6)
@@ -563,8 +561,7 @@ class World:
         self.answers.append((after, answer, self.start_row))
         reached, newest = await look(rig, after, until)
         assert reached >= answer.reached
-        found = [change.commit for change in answer.changes]
-        assert newest >= max(found, default=0)
+        assert newest >= max([change.commit for change in answer.changes], default=0)
         if not self.open:
             assert reached == until
 

@@ -64,31 +64,87 @@ from tests.unit.tablet.tablets import (
     written,
 )
 
+HIDDEN = acknowledgement_column(b"observer", COLUMN)
+PUT_ASIDE = Acknowledgement(0, has_dead_letter=True).encode()
 
-async def test_each_cell_keeps_what_a_read_at_the_safe_point_sees_and_all_that_is_newer(
+
+def acknowledged(row: bytes, end: int, start: int, observer: bytes = b"observer") -> pb.Mutation:
+    """The run that began at `start` has committed at `end`."""
+    hidden = acknowledgement_column(observer, COLUMN)
+    record = write_record(start, Acknowledgement(start).encode())
+    return mutation(row, put(WRITE, record, end), column=hidden)
+
+
+def ms(milliseconds: int, sequence: int = 0) -> int:
+    return milliseconds << SEQUENCE_BITS | sequence
+
+
+@pytest.mark.parametrize(
+    ("mutations", "below", "gone", "left", "seen"),
+    [
+        pytest.param(
+            [
+                *(written(b"a", end - 1, end, b"%d" % end) for end in (11, 13, 15, 17)),
+                written(b"b", 10, 11, b"only"),
+            ],
+            14,
+            1,
+            {WRITE: [(b"a", 17), (b"a", 15), (b"a", 13), (b"b", 11)]},
+            {b"a": b"13", b"b": b"only"},
+            id="each cell keeps what a read at the safe point sees, and all that is newer",
+        ),
+        pytest.param(
+            [written(b"a", 10, 11, b"old"), written(b"a", 12, 14, b"new")],
+            14,
+            1,
+            {WRITE: [(b"a", 14)]},
+            {b"a": b"new"},
+            id="the version committed at the safe point itself is the one that is seen",
+        ),
+        pytest.param(
+            [written(b"a", 10, 11, b"old"), record(b"a", 12, 13, DELETE)],
+            20,
+            2,
+            {WRITE: []},
+            {b"a": None},
+            id="a deletion goes with everything below it",
+        ),
+        pytest.param(
+            [
+                written(b"a", 10, 11, b"value"),
+                record(b"a", 12, 13, LOCK_ONLY),
+                record(b"a", 30, 31, LOCK_ONLY),
+                roll_back(b"b", 15),
+                roll_back(b"b", 25),
+            ],
+            20,
+            2,
+            {WRITE: [(b"a", 31), (b"a", 11)], ROLLBACK: [(b"b", 25)]},
+            {b"a": b"value"},
+            id="only lock-only records and markers below the safe point go",
+        ),
+        pytest.param(
+            [in_data(b"a", 10, 11, b"old"), in_data(b"a", 12, 13, b"new")],
+            20,
+            2,
+            {DATA: [(b"a", 12)]},
+            {b"a": b"new"},
+            id="long values go with their records",
+        ),
+    ],
+)
+async def test_what_no_read_from_the_safe_point_on_sees_is_collected(
     rig: Rig,
+    mutations: list[pb.Mutation],
+    below: int,
+    gone: int,
+    left: dict[cells_pb2.Space, list[tuple[bytes, int]]],
+    seen: dict[bytes, bytes | None],
 ) -> None:
-    await rig.apply(*(written(b"a", end - 1, end, b"%d" % end) for end in (11, 13, 15, 17)))
-    await rig.apply(written(b"b", 10, 11, b"only"))
-    assert await collected(rig, 14) == 1
-    assert await stored(rig, WRITE) == [(b"a", 17), (b"a", 15), (b"a", 13), (b"b", 11)]
-    assert await rig.value(b"a", 14) == b"13"
-    assert await rig.value(b"b", 14) == b"only"
-
-
-async def test_the_version_committed_at_the_safe_point_itself_is_the_one_that_is_seen(
-    rig: Rig,
-) -> None:
-    await rig.apply(written(b"a", 10, 11, b"old"), written(b"a", 12, 14, b"new"))
-    assert await collected(rig, 14) == 1
-    assert await rig.value(b"a", 14) == b"new"
-
-
-async def test_a_deletion_is_collected_with_everything_below_it(rig: Rig) -> None:
-    await rig.apply(written(b"a", 10, 11, b"old"), record(b"a", 12, 13, DELETE))
-    assert await collected(rig, 20) == 2
-    assert await stored(rig, WRITE) == []
-    assert await rig.value(b"a", 20) is None
+    await rig.apply(*mutations)
+    assert await collected(rig, below) == gone
+    assert {space: await stored(rig, space) for space in left} == left
+    assert {row: await rig.value(row, below) for row in seen} == seen
 
 
 async def test_a_crash_between_two_writes_never_brings_back_what_was_deleted(
@@ -105,10 +161,8 @@ async def test_a_crash_between_two_writes_never_brings_back_what_was_deleted(
     seen = set()
     while not collecting.done():
         await asyncio.sleep(0.5)
-        left = await stored(rig, WRITE)
-        seen.add(tuple(left))
-        assert await rig.value(b"a", 20) is None
-        assert await rig.value(b"b", 20) is None
+        seen.add(tuple(await stored(rig, WRITE)))
+        assert (await rig.value(b"a", 20), await rig.value(b"b", 20)) == (None, None)
     assert len(seen) >= 6
 
 
@@ -122,14 +176,13 @@ async def test_a_deletion_stays_until_its_observers_have_seen_it(rig: Rig) -> No
 
 
 async def test_a_deletion_stays_while_a_dead_letter_of_it_exists(rig: Rig) -> None:
-    put_aside = Acknowledgement(0, has_dead_letter=True).encode()
     await rig.apply(
         written(b"a", 10, 11),
         record(b"a", 12, 13, DELETE),
         noted(b"a", COLUMN, 12, Acknowledgement(11).encode()),
-        noted(b"a", COLUMN, 15, put_aside),
+        noted(b"a", COLUMN, 15, PUT_ASIDE),
         record(b"b", 12, 13, DELETE),
-        noted(b"b", b"another column", 15, put_aside),
+        noted(b"b", b"another column", 15, PUT_ASIDE),
     )
     await collected(rig, 20)
     assert (b"a", 13) in await stored(rig, WRITE)
@@ -140,35 +193,19 @@ async def test_a_deletion_stays_while_a_dead_letter_of_it_exists(rig: Rig) -> No
     assert (b"a", 13) not in await stored(rig, WRITE)
 
 
-async def test_a_deletion_stays_while_it_may_be_about_to_become_a_dead_letter(rig: Rig) -> None:
-    await rig.apply(record(b"a", 12, 13, DELETE))
-    hidden = acknowledgement_column(b"observer", COLUMN)
-    await rig.apply(mutation(b"a", put(LOCK, lock_record(25)), column=hidden))
+@pytest.mark.parametrize(
+    ("reason", "indexed"),
+    [
+        (mutation(b"a", put(LOCK, lock_record(25)), column=HIDDEN), 100),
+        (notified(b"a", 13), 1),
+    ],
+    ids=["it may be about to become a dead letter", "its observer does not fit into the index"],
+)
+async def test_a_deletion_stays_while(reason: pb.Mutation, indexed: int) -> None:
+    rig = await Rig(notifications_indexed_max=indexed).open()
+    await rig.apply(notified(b"0", 5), record(b"a", 12, 13, DELETE), reason)
     await collected(rig, 20)
     assert (b"a", 13) in await stored(rig, WRITE)
-
-
-async def test_a_deletion_stays_for_an_observer_that_does_not_fit_into_the_index() -> None:
-    rig = await Rig(notifications_indexed_max=1).open()
-    await rig.apply(notified(b"0", 5), record(b"a", 12, 13, DELETE), notified(b"a", 13))
-    await collected(rig, 20)
-    assert (b"a", 13) in await stored(rig, WRITE)
-
-
-async def test_only_lock_only_records_and_markers_below_the_safe_point_are_collected(
-    rig: Rig,
-) -> None:
-    await rig.apply(
-        written(b"a", 10, 11, b"value"),
-        record(b"a", 12, 13, LOCK_ONLY),
-        record(b"a", 30, 31, LOCK_ONLY),
-        roll_back(b"b", 15),
-        roll_back(b"b", 25),
-    )
-    assert await collected(rig, 20) == 2
-    assert await stored(rig, WRITE) == [(b"a", 31), (b"a", 11)]
-    assert await stored(rig, ROLLBACK) == [(b"b", 25)]
-    assert await rig.value(b"a", 20) == b"value"
 
 
 async def test_records_of_ended_transactions_are_collected_before_the_history_around_them(
@@ -186,8 +223,7 @@ async def test_records_of_ended_transactions_are_collected_before_the_history_ar
         roll_back(b"b", 60),
     )
     await rig.tablet.raise_safe_points(SafePoints(reads=5, transactions=61))
-    done = await rig.tablet.collect(5, ended_below=61)
-    assert done.cells == 1 + 5 + 3
+    assert (await rig.tablet.collect(5, ended_below=61)).cells == 1 + 5 + 3
     assert (await stored(rig, WRITE))[-3:] == [(b"a", 61), (b"a", 31), (b"a", 11)]
     assert await stored(rig, ROLLBACK) == []
     assert [await rig.value(b"a", at) for at in (14, 31, 300)] == [b"old", b"new", b"new"]
@@ -206,13 +242,6 @@ async def test_no_late_rollback_marks_a_transaction_whose_lock_only_commit_was_c
         [refused] = await opened.mutate(late)
         assert refused.error.snapshot_too_old.safe_point == 60
         assert not await stored(opened, ROLLBACK)
-
-
-async def test_long_values_are_collected_with_their_records(rig: Rig) -> None:
-    await rig.apply(in_data(b"a", 10, 11, b"old"), in_data(b"a", 12, 13, b"new"))
-    assert await collected(rig, 20) == 2
-    assert await stored(rig, DATA) == [(b"a", 12)]
-    assert await rig.value(b"a", 20) == b"new"
 
 
 async def test_nothing_is_collected_while_an_older_lock_is_left(rig: Rig) -> None:
@@ -299,8 +328,7 @@ async def test_a_cell_with_many_versions_above_the_safe_point_is_stepped_over(ri
     for end in range(11, 211, 2):
         await rig.apply(written(b"a", end - 1, end))
     await rig.apply(written(b"b", 10, 11), written(b"b", 12, 13))
-    done = await rig.tablet.collect(0)
-    assert done.cells == 0
+    assert (await rig.tablet.collect(0)).cells == 0
     assert await collected(rig, 20) == 5
     assert len(await stored(rig, WRITE)) == 95 + 1 + 1
     assert rig.tablet.statistics().cells == 97
@@ -324,8 +352,7 @@ async def test_commits_continue_during_a_pass(rig: Rig) -> None:
     await rig.apply(prewrite(b"a", 50, b"new"), prewrite(b"b", 50))
     await rig.apply(commit(b"a", 50, 51, b"new"))
     assert (await collecting).cells == 9
-    assert await rig.value(b"a", 60) == b"new"
-    assert await rig.value(b"a", 49) == b""
+    assert (await rig.value(b"a", 60), await rig.value(b"a", 49)) == (b"new", b"")
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -465,35 +492,32 @@ async def test_a_cell_rewritten_while_its_acknowledgement_waits_is_not_harmed(
     collecting = await under_way(rig.tablet.collect(20), seconds=0)
     await rig.apply(written(b"a", 24, 25, b"new"))
     await collecting
-    assert await rig.value(b"a", 30) == b"new"
-    assert await rig.value(b"a", 24) is None
+    assert (await rig.value(b"a", 30), await rig.value(b"a", 24)) == (b"new", None)
 
 
-@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize(
+    "dead_letter",
+    [
+        noted(b"a", COLUMN, 15, PUT_ASIDE),
+        mutation(
+            b"a",
+            put(WRITE, write_record(14, b"", IN_DATA), 15),
+            put(DATA, PUT_ASIDE, 14),
+            column=HIDDEN,
+        ),
+    ],
+    ids=["in its record", "apart"],
+)
 async def test_the_acknowledgement_of_a_dead_letter_stays_wherever_it_is_stored(
-    rig: Rig,
-    inline: bool,
+    rig: Rig, dead_letter: pb.Mutation
 ) -> None:
-    put_aside = Acknowledgement(0, has_dead_letter=True).encode()
-    hidden = acknowledgement_column(b"observer", COLUMN)
-    if inline:
-        await rig.apply(noted(b"a", COLUMN, 15, put_aside))
-    else:
-        write = put(WRITE, write_record(14, b"", IN_DATA), 15)
-        await rig.apply(mutation(b"a", write, put(DATA, put_aside, 14), column=hidden))
+    await rig.apply(dead_letter)
     await collected(rig, 20)
     assert await acknowledgements(rig) == [(b"a", 15)]
 
 
 # What a cell held when an observer last ran stays under a newer version, and can be read by the
 # acknowledgement that says so.
-
-
-def acknowledged(row: bytes, end: int, start: int, observer: bytes = b"observer") -> pb.Mutation:
-    """The run that began at `start` has committed at `end`."""
-    hidden = acknowledgement_column(observer, COLUMN)
-    record = write_record(start, Acknowledgement(start).encode())
-    return mutation(row, put(WRITE, record, end), column=hidden)
 
 
 async def last_seen(rig: Rig, row: bytes, at: int, **fields: Any) -> list[bytes]:
@@ -534,19 +558,34 @@ async def test_what_an_observer_has_last_seen_stays_until_it_has_run_again(
     assert await versions(rig) == [19]
 
 
-async def test_each_observer_keeps_what_it_has_seen_itself(rig: Rig) -> None:
+@pytest.mark.parametrize(
+    ("runs", "below", "kept"),
+    [
+        pytest.param(
+            [
+                acknowledged(b"a", 16, 14),
+                acknowledged(b"a", 12, 11, b"other"),
+                acknowledged(b"a", 20, 18, b"third"),
+            ],
+            20,
+            [19, 17, 13, 11],
+            id="each observer keeps what it has seen itself",
+        ),
+        pytest.param(
+            [acknowledged(b"a", 18, 16)],
+            16,
+            [19, 17, 15],
+            id="what was seen before anything newer holds nothing else",
+        ),
+    ],
+)
+async def test_what_observers_have_seen_is_kept(
+    rig: Rig, runs: list[pb.Mutation], below: int, kept: list[int]
+) -> None:
     await rig.apply(*(written(b"a", end - 1, end, b"%d" % end) for end in (11, 13, 15, 17, 19)))
-    await rig.apply(acknowledged(b"a", 16, 14), acknowledged(b"a", 12, 11, b"other"))
-    await rig.apply(acknowledged(b"a", 20, 18, b"third"))
-    await collected(rig, 20)
-    assert await versions(rig) == [19, 17, 13, 11]
-
-
-async def test_what_was_seen_before_anything_newer_holds_nothing_else(rig: Rig) -> None:
-    await rig.apply(*(written(b"a", end - 1, end) for end in (11, 13, 15, 17)))
-    await rig.apply(acknowledged(b"a", 18, 16))
-    await collected(rig, 16)
-    assert await versions(rig) == [17, 15]
+    await rig.apply(*runs)
+    await collected(rig, below)
+    assert await versions(rig) == kept
 
 
 async def test_a_run_that_saw_nothing_is_not_told_of_what_was_there_before(rig: Rig) -> None:
@@ -569,11 +608,10 @@ async def test_what_was_seen_under_a_deletion_stays_as_long_as_that(rig: Rig) ->
 
 
 async def test_what_was_seen_stays_while_a_later_change_is_a_dead_letter(rig: Rig) -> None:
-    hidden = acknowledgement_column(b"observer", COLUMN)
     put_aside = Acknowledgement(12, has_dead_letter=True).encode()
     await rig.apply(written(b"a", 10, 11, b"old"), acknowledged(b"a", 13, 12))
     await rig.apply(written(b"a", 14, 15, b"bad"))
-    await rig.apply(mutation(b"a", put(WRITE, write_record(17, put_aside), 18), column=hidden))
+    await rig.apply(mutation(b"a", put(WRITE, write_record(17, put_aside), 18), column=HIDDEN))
     await collected(rig, 20)
     assert await last_seen(rig, b"a", 12) == [b"old"]
 
@@ -661,20 +699,15 @@ async def _only_the_second_is_refused(
 async def test_a_value_that_is_missing_without_that_is_damage() -> None:
     rig = await _stored_apart()
     await rig.apply(mutation(ROWS[0], delete(DATA, 10)))
-    with pytest.raises(InvariantViolation, match="value of a write record"):
-        await rig.scan(AT)
-    with pytest.raises(InvariantViolation, match="value of a write record"):
-        await rig.value(ROWS[0], AT)
+    for reading in (rig.scan(AT), rig.value(ROWS[0], AT)):
+        with pytest.raises(InvariantViolation, match="value of a write record"):
+            await reading
 
 
 # Values that expire: whether they are visible depends on three numbers, and on nothing else.
 
 TTL = 100
 TTLS = ((COLUMN, TTL),)
-
-
-def ms(milliseconds: int, sequence: int = 0) -> int:
-    return milliseconds << SEQUENCE_BITS | sequence
 
 
 async def _rig(**fields: object) -> Rig:
@@ -698,30 +731,44 @@ def test_only_the_milliseconds_of_both_timestamps_count(sequence: int) -> None:
 
 async def _seen(rig: Rig, row: bytes, timestamp: int) -> list[bytes | None]:
     """What each way of reading says about the cell."""
-    read = pb.RowRead(row=row, all_columns=True, timestamp=timestamp)
-    whole = (await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))).found.values
-    forwards = [value for page in await rig.scan(timestamp) for value in page.found.values]
-    named = [
-        value for page in await rig.scan(timestamp, columns=[COLUMN]) for value in page.found.values
-    ]
-    backwards = [
-        value for page in await rig.scan(timestamp, reverse=True) for value in page.found.values
-    ]
-    ways = [list(whole), forwards, named, backwards]
+    ways = [list((await rig.read_row(row, timestamp)).found.values)]
+    for fields in ({}, {"columns": [COLUMN]}, {"reverse": True}):
+        pages = await rig.scan(timestamp, **fields)
+        ways.append([value for page in pages for value in page.found.values])
     return [await rig.value(row, timestamp), *(one[0] if one else None for one in ways)]
 
 
-async def test_a_value_is_visible_until_its_time_is_over_and_the_one_before_stays_hidden(
-    aging: Rig,
+@pytest.mark.parametrize(
+    ("mutations", "seen"),
+    [
+        pytest.param(
+            [
+                written(b"a", ms(1_000), ms(1_001), b"old"),
+                written(b"a", ms(1_049), ms(1_050), b"new"),
+            ],
+            # Whatever was asked before: the last one is read later.
+            [(1_040, b"old"), (1_149, b"new"), (1_150, None), (9_999, None), (1_040, b"old")],
+            id="until its time is over, and the one before stays hidden",
+        ),
+        pytest.param(
+            [written(b"a", ms(1), ms(2), b"v"), record(b"a", ms(90), ms(95), LOCK_ONLY)],
+            [(101, b"v"), (102, None)],
+            id="locks above an expired value do not bring it back",
+        ),
+        pytest.param(
+            [in_data(b"a", ms(1), ms(2), b"long")],
+            [(101, b"long"), (102, None)],
+            id="a long value",
+        ),
+    ],
+)
+async def test_a_value_is_visible_for_its_time_to_live(
+    aging: Rig, mutations: list[pb.Mutation], seen: list[tuple[int, bytes | None]]
 ) -> None:
-    await aging.apply(
-        written(b"a", ms(1_000), ms(1_001), b"old"), written(b"a", ms(1_049), ms(1_050), b"new")
-    )
-    assert await _seen(aging, b"a", ms(1_040)) == [b"old"] * 5
-    assert await _seen(aging, b"a", ms(1_149, 9)) == [b"new"] * 5
-    assert await _seen(aging, b"a", ms(1_150)) == [None] * 5
-    assert await _seen(aging, b"a", ms(9_999)) == [None] * 5
-    assert await _seen(aging, b"a", ms(1_040)) == [b"old"] * 5, "although it is read later"
+    await aging.apply(*mutations)
+    for milliseconds, value in seen:
+        # The last sequence numbers of a millisecond belong to it.
+        assert await _seen(aging, b"a", ms(milliseconds, 9 if value else 0)) == [value] * 5
 
 
 async def test_other_columns_do_not_expire(aging: Rig) -> None:
@@ -740,16 +787,8 @@ async def test_an_expired_value_is_reported_as_a_deletion_at_its_commit(aging: R
         assert list(found.values) == [b""]
 
 
-async def test_locks_above_an_expired_value_do_not_bring_it_back(aging: Rig) -> None:
-    await aging.apply(written(b"a", ms(1), ms(2), b"v"), record(b"a", ms(90), ms(95), LOCK_ONLY))
-    assert await _seen(aging, b"a", ms(101)) == [b"v"] * 5
-    assert await _seen(aging, b"a", ms(102)) == [None] * 5
-
-
-async def test_a_long_value_expires_as_well_and_leaves_nothing(aging: Rig) -> None:
+async def test_a_long_value_that_expires_leaves_nothing(aging: Rig) -> None:
     await aging.apply(in_data(b"a", ms(1), ms(2), b"long"))
-    assert await _seen(aging, b"a", ms(101)) == [b"long"] * 5
-    assert await _seen(aging, b"a", ms(102)) == [None] * 5
     assert await collected(aging, ms(102)) == 2
     assert await stored(aging, DATA) == await stored(aging, WRITE) == []
 
@@ -796,8 +835,7 @@ async def test_a_value_that_is_hidden_by_a_younger_one_above_the_safe_point_goes
 ) -> None:
     await aging.apply(written(b"a", ms(1), ms(2), b"old"), written(b"a", ms(200), ms(201), b"new"))
     assert await collected(aging, ms(150)) == 1
-    assert await aging.value(b"a", ms(150)) is None
-    assert await aging.value(b"a", ms(250)) == b"new"
+    assert (await aging.value(b"a", ms(150)), await aging.value(b"a", ms(250))) == (None, b"new")
 
 
 async def test_an_expired_value_stays_until_its_observers_have_seen_it(aging: Rig) -> None:
@@ -915,8 +953,7 @@ def _scan(**fields: Any) -> Reading:
 
 
 async def _whole_row(rig: Rig) -> object:
-    read = pb.RowRead(row=b"row", all_columns=True, timestamp=ms(155))
-    return await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))
+    return await rig.read_row(b"row", ms(155))
 
 
 def _changes(rig: Rig) -> Coroutine[Any, Any, object]:

@@ -200,8 +200,7 @@ async def test_a_look_at_a_million_locks_ends_early(
     """Otherwise, one answer would stop the server for a second while a job holds them."""
     monkeypatch.setattr(notification_scan, "LOCKS_LOOKED_AT_MAX", 3)
     await rig.apply(*(prewrite(b"%d" % row, 10) for row in range(8)), notify(b"4", 5))
-    first = await look(rig, locked_columns=[b"other"], locks_before=99)
-    assert first.rest.start == b"3"
+    assert (await look(rig, locked_columns=[b"other"], locks_before=99)).rest.start == b"3"
     found, locked = await look_at_all(rig, locked_columns=[COLUMN], locks_before=99)
     assert locked == [b"%d" % row for row in range(8)]
     assert [row for row, *_ in found] == [b"4"]
@@ -417,8 +416,7 @@ async def test_an_answer_holds_a_limited_number_of_notifications(
 
 async def test_a_reader_that_disconnected_is_forgotten() -> None:
     watch = NotificationWatch()
-    stream = await opened(watch, b"f", b"g")
-    await stream.aclose()
+    await (await opened(watch, b"f", b"g")).aclose()
     assert watch.streams == 0
     watch.tell(TABLE, [key(b"a")])
     assert watch.told == 0

@@ -21,6 +21,7 @@ from percolator.formats.records import KIND_PUT_IN_DATA, WriteRecord
 from percolator.tablet.cells import HeldCells, Holder, cell_prefix
 from percolator.tablet.state import SafePoints
 from percolator.v1 import tabletserver_pb2 as pb
+from tests.unit.refusals import refused
 from tests.unit.tablet.tablets import (
     APPLIED,
     COLUMN,
@@ -41,9 +42,11 @@ from tests.unit.tablet.tablets import (
     SlowDisk,
     changes,
     look,
+    not_executed,
     one_round,
     one_round_read_lock,
     only,
+    outcomes,
     own,
     prewrite,
     roll_back,
@@ -51,6 +54,12 @@ from tests.unit.tablet.tablets import (
     together,
     under_way,
     written,
+)
+
+FENCE = pb.FenceRequest(
+    target=pb.TabletTarget(tablet_id=1, epoch=2),
+    action=pb.FenceRequest.ACTION_RAISE,
+    fence=pb.LoadFence(name="load", run=50),
 )
 
 
@@ -68,8 +77,7 @@ async def test_all_cells_are_written_at_one_fresh_timestamp(rig: OneRoundRig) ->
     result = await rig.commit(one_round(10, {b"a": b"1", b"b": b"2"}))
     assert list(result.commit_timestamps) == [100]
     assert not result.uncommitted
-    assert await rig.value(b"a", 100) == b"1"
-    assert await rig.value(b"b", 100) == b"2"
+    assert (await rig.value(b"a", 100), await rig.value(b"b", 100)) == (b"1", b"2")
     assert await rig.value(b"a", 99) is None
     assert not await rig.cells(LOCK)
 
@@ -80,8 +88,7 @@ async def test_transactions_of_a_request_share_a_question_to_the_oracle_and_a_wr
     before = rig.slow_disk.writes
     result = await rig.commit(*(one_round(10 + n, {b"%d" % n: b"x"}) for n in range(5)))
     assert list(result.commit_timestamps) == [100, 101, 102, 103, 104]
-    assert rig.oracle.asked == [5]
-    assert rig.slow_disk.writes == before + 1
+    assert (rig.oracle.asked, rig.slow_disk.writes) == ([5], before + 1)
 
 
 async def test_the_timestamp_after_a_commit_is_set_aside_if_another_transaction_follows(
@@ -91,8 +98,7 @@ async def test_the_timestamp_after_a_commit_is_set_aside_if_another_transaction_
     request.followed.extend((0, 2))
     result = await rig.tablet.commit(request, deadline_seconds=1e9)
     assert rig.oracle.asked == [6]
-    assert list(result.commit_timestamps) == [100, 102, 103, 105]
-    assert list(result.followed) == [0, 2]
+    assert (list(result.commit_timestamps), list(result.followed)) == ([100, 102, 103, 105], [0, 2])
 
 
 async def test_nothing_is_set_aside_after_a_commit_that_was_found_or_refused(
@@ -114,8 +120,7 @@ async def test_every_kind_of_write_leaves_the_record_of_its_kind(rig: OneRoundRi
         one_round(111, {b"b": b""}, LOCK_ONLY),
         one_round(112, {b"c": b"long"}, KIND_PUT_IN_DATA),
     )
-    assert await rig.value(b"a", 300) is None
-    assert await rig.value(b"b", 300) == b"2"
+    assert (await rig.value(b"a", 300), await rig.value(b"b", 300)) == (None, b"2")
     assert await rig.value(b"c", 300) == b"long"
     assert [cell.value for cell in await rig.cells(DATA)] == [b"long"]
 
@@ -154,24 +159,6 @@ async def test_observers_are_notified_of_puts_and_deletions_but_not_of_locks(
 # ---------------------------------------------------------------- judging
 
 
-async def test_a_repeated_request_finds_its_commit(rig: OneRoundRig) -> None:
-    await rig.commit(one_round(10, {b"a": b"1"}))
-    await rig.commit(one_round(120, {b"a": b"2"}))
-    refused = only(await rig.commit(one_round(10, {b"a": b"1"})))
-    assert (refused.outcome, refused.failed_condition) == (REFUSED, 0)
-    assert refused.cell.timestamp == 100
-    assert await rig.value(b"a", 300) == b"2"
-
-
-async def test_a_marker_on_any_cell_stops_it(rig: OneRoundRig) -> None:
-    """A late copy must not commit what `resolve` has rolled back."""
-    await rig.apply(roll_back(b"b", 10))
-    refused = only(await rig.commit(one_round(10, {b"a": b"1", b"b": b"2"})))
-    assert (refused.outcome, refused.failed_condition) == (REFUSED, 1)
-    assert refused.cell.row == b"b"
-    assert await rig.value(b"a", 200) is None
-
-
 async def test_what_transactions_meet_is_shown_as_far_as_it_fits_into_the_answer() -> None:
     rig = await OneRoundRig(answer_bytes_max=250).open()
     rows = [b"%d" % number for number in range(9)]
@@ -187,9 +174,8 @@ async def test_its_own_commit_is_shown_even_if_the_answer_is_full() -> None:
     rig = await OneRoundRig(answer_bytes_max=10).open()
     requests = [one_round(10 + n, {b"%d" % n: b"long" * 10}) for n in range(3)]
     await rig.commit(*requests)
-    repeated = await rig.commit(*requests)
-    assert [one.result.failed_condition for one in repeated.uncommitted] == [0, 0, 0]
-    assert [one.result.outcome for one in repeated.uncommitted] == [REFUSED] * 3
+    found = [one.result for one in (await rig.commit(*requests)).uncommitted]
+    assert [(one.outcome, one.failed_condition) for one in found] == [(REFUSED, 0)] * 3
 
 
 async def test_weak_notifications_fill_the_queue_as_cells_do() -> None:
@@ -207,16 +193,33 @@ async def test_weak_notifications_fill_the_queue_as_cells_do() -> None:
 async def test_a_lock_on_any_cell_stops_it_its_own_too(rig: OneRoundRig, start: int) -> None:
     """Its own lock is that of another committer, in two phases: it alone may go on."""
     await rig.apply(prewrite(b"b", start))
-    refused = only(await rig.commit(one_round(10, {b"a": b"1", b"b": b"2"})))
-    assert (refused.outcome, refused.failed_condition) == (REFUSED, 2)
-    assert refused.cell.value.startswith(own(start))
+    refusal = only(await rig.commit(one_round(10, {b"a": b"1", b"b": b"2"})))
+    assert (refusal.outcome, refusal.failed_condition) == (REFUSED, 2)
+    assert refusal.cell.value.startswith(own(start))
 
 
-async def test_a_newer_commit_on_any_cell_stops_it(rig: OneRoundRig) -> None:
-    await rig.apply(written(b"b", 11, 12))
-    refused = only(await rig.commit(one_round(10, {b"a": b"1", b"b": b"2"})))
-    assert (refused.outcome, refused.failed_condition) == (REFUSED, 3)
-    assert refused.cell.timestamp == 12
+async def test_a_repeated_request_finds_its_commit(rig: OneRoundRig) -> None:
+    await rig.commit(one_round(10, {b"a": b"1"}))
+    await rig.commit(one_round(120, {b"a": b"2"}))
+    found = only(await rig.commit(one_round(10, {b"a": b"1"})))
+    assert (found.outcome, found.failed_condition, found.cell.timestamp) == (REFUSED, 0, 100)
+    assert await rig.value(b"a", 300) == b"2"
+
+
+@pytest.mark.parametrize(
+    ("step", "condition", "timestamp"),
+    [(roll_back(b"b", 10), 1, 10), (written(b"b", 11, 12), 3, 12)],
+    ids=["a marker", "a newer commit"],
+)
+async def test_what_is_on_any_cell_stops_it(
+    rig: OneRoundRig, step: pb.Mutation, condition: int, timestamp: int
+) -> None:
+    """A late copy must not commit what `resolve` has rolled back."""
+    await rig.apply(step)
+    found = only(await rig.commit(one_round(10, {b"a": b"1", b"b": b"2"})))
+    assert (found.outcome, found.failed_condition) == (REFUSED, condition)
+    assert (found.cell.row, found.cell.timestamp) == (b"b", timestamp)
+    assert await rig.value(b"a", 200) is None
 
 
 async def test_a_refusal_leaves_only_while_the_tablet_is_owned(rig: OneRoundRig) -> None:
@@ -305,39 +308,22 @@ async def test_a_transaction_that_waits_for_a_cell_is_answered_at_its_deadline(
 async def test_a_transaction_kept_out_by_a_change_is_answered_at_its_deadline(
     rig: OneRoundRig,
 ) -> None:
+    """Its marker does not wait for it then: no transaction may hold cells, and still its place in
+    the line is free."""
     rig.oracle.gate = asyncio.Event()
     holding = await under_way(rig.commit(one_round(10, {b"a": b"1"})), seconds=0)
-    changing = asyncio.ensure_future(rig.tablet.raise_safe_points(SafePoints(collected=1)))
-    await asyncio.sleep(0.1)
+    changing = await under_way(rig.tablet.raise_safe_points(SafePoints(collected=1)), seconds=0.1)
     late = rig.committing(one_round(20, {b"b": b"2"}), within_seconds=3.0)
-    in_time = rig.committing(one_round(30, {b"b": b"3"}), within_seconds=60.0)
-    result = only(await late)
-    assert result.outcome == NOT_EXECUTED
-    assert "the tablet waits for all cells to be let go" in result.error.message
-    marking = asyncio.ensure_future(rig.mutate(roll_back(b"b", 20)))
-    rig.oracle.gate.set()
-    assert list((await holding).commit_timestamps) == [100]
-    assert list((await in_time).commit_timestamps) == [200]
-    assert [one.outcome for one in await marking] == [APPLIED]
-    await changing
-    assert await rig.value(b"b", 300) == b"3"
-
-
-async def test_a_marker_does_not_wait_for_its_own_transaction_after_the_deadline(
-    rig: OneRoundRig,
-) -> None:
-    """No transaction may hold cells, and still its place in the line is free."""
-    rig.oracle.gate = asyncio.Event()
-    holding = await under_way(rig.commit(one_round(10, {b"a": b"1"})), seconds=0)
-    changing = asyncio.ensure_future(rig.tablet.raise_safe_points(SafePoints(collected=1)))
-    await asyncio.sleep(0.1)
-    assert only(await rig.commit(one_round(20, {b"b": b"2"}), within_seconds=3.0)).outcome == (
-        NOT_EXECUTED
-    )
-    assert [one.outcome for one in await rig.mutate(roll_back(b"b", 20))] == [APPLIED]
+    in_time = rig.committing(one_round(30, {b"c": b"3"}), within_seconds=60.0)
+    said = not_executed(only(await late)).message
+    assert "the tablet waits for all cells to be let go" in said
+    assert await outcomes(started(rig, roll_back(b"b", 20))) == [APPLIED]
     assert not changing.done()
     rig.oracle.gate.set()
-    await asyncio.gather(holding, changing)
+    found = [list((await one).commit_timestamps) for one in (holding, in_time)]
+    assert found == [[100], [200]]
+    await changing
+    assert await rig.value(b"c", 300) == b"3"
 
 
 async def test_a_transaction_is_not_written_after_its_deadline(rig: OneRoundRig) -> None:
@@ -346,9 +332,7 @@ async def test_a_transaction_is_not_written_after_its_deadline(rig: OneRoundRig)
     writing = await under_way(rig.mutate(written(b"z", 5, 6)), seconds=0)
     late = rig.committing(one_round(10, {b"a": b"1"}), within_seconds=0.5)
     in_time = rig.committing(one_round(11, {b"b": b"1"}), within_seconds=5.0)
-    result = only(await late)
-    assert result.outcome == NOT_EXECUTED
-    assert "waited for its batch" in result.error.message
+    assert "waited for its batch" in not_executed(only(await late)).message
     assert list((await in_time).commit_timestamps) == [200]
     assert await rig.value(b"a", 300) is None
     assert [one.outcome for one in await rig.mutate(roll_back(b"a", 10))] == [APPLIED]
@@ -396,9 +380,7 @@ async def test_reads_at_or_above_the_start_wait_and_see_the_commit(rig: OneRound
 @pytest.mark.parametrize("row", [b"a", b"named like \0read\0\0\1"])
 async def test_a_read_of_all_columns_waits_too(rig: OneRoundRig, row: bytes) -> None:
     committing = await under_way(rig.commit(one_round(10, {row: b"1"})))
-    read = pb.RowRead(row=row, all_columns=True, timestamp=150)
-    request = pb.ReadBatch(target=together([]).target, reads=[read])
-    reading = await under_way(rig.tablet.read(request), seconds=0.1)
+    reading = await under_way(rig.read_row(row, 150), seconds=0.1)
     assert not reading.done()
     await committing
     assert list((await reading).found.values) == [b"1"]
@@ -488,12 +470,12 @@ async def test_a_marker_waits_and_finds_the_commit(rig: OneRoundRig) -> None:
     committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
     marking = started(rig, roll_back(b"a", 10))
     other = started(rig, written(b"b", 10, 20))
-    assert [result.outcome for result in await other] == [APPLIED]
+    assert await outcomes(other) == [APPLIED]
     assert not marking.done()
     assert list((await committing).commit_timestamps) == [100]
-    (refused,) = await marking
-    assert (refused.outcome, refused.failed_condition) == (REFUSED, 0)
-    assert refused.cell.timestamp == 100
+    (refusal,) = await marking
+    assert (refusal.outcome, refusal.failed_condition) == (REFUSED, 0)
+    assert refusal.cell.timestamp == 100
 
 
 async def test_a_transaction_waits_for_a_cell_that_a_batch_is_changing(rig: OneRoundRig) -> None:
@@ -536,7 +518,7 @@ async def test_a_mutation_that_waits_is_judged_before_the_next_transaction(
     await asyncio.sleep(0.1)
     second = rig.committing(one_round(20, {b"a": b"2"}))
     await first
-    assert [result.outcome for result in await marking] == [APPLIED]
+    assert await outcomes(marking) == [APPLIED]
     assert only(await second).failed_condition == 1
 
 
@@ -554,8 +536,7 @@ async def test_a_scan_of_changes_waits_for_a_commit_at_or_below_its_end() -> Non
     assert (await changes(rig, 0, 9)).reached == 9  # below the start
     await committing
     answer = await reading
-    assert answer.changes == [Change(100, b"a", COLUMN, b"1")]
-    assert answer.reached == 150
+    assert (answer.changes, answer.reached) == ([Change(100, b"a", COLUMN, b"1")], 150)
     assert await looking == (150, 100)
 
 
@@ -574,9 +555,7 @@ async def test_reads_of_whole_rows_do_not_wait_for_a_read_lock(rig: OneRoundRig)
     """It changes nothing that they could see."""
     await rig.apply(written(b"a", 2, 3, b"v"))
     committing = await under_way(rig.commit(one_round_read_lock(10, b"a")))
-    read = pb.RowRead(row=b"a", all_columns=True, timestamp=150)
-    request = pb.ReadBatch(target=together([]).target, reads=[read])
-    reading = asyncio.ensure_future(rig.tablet.read(request))
+    reading = asyncio.ensure_future(rig.read_row(b"a", 150))
     scanning = await under_way(rig.scan(150), seconds=0.1)
     assert reading.done()
     assert scanning.done()
@@ -596,11 +575,9 @@ async def test_without_a_timestamp_it_is_not_executed_and_lets_go(rig: OneRoundR
     committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
     reading = asyncio.ensure_future(rig.value(b"a", 150))
     marking = started(rig, roll_back(b"a", 10))
-    result = only(await committing)
-    assert result.outcome == NOT_EXECUTED
-    assert "cut off" in result.error.message
+    assert "cut off" in not_executed(only(await committing)).message
     assert await reading is None
-    assert [result.outcome for result in await marking] == [APPLIED]
+    assert await outcomes(marking) == [APPLIED]
 
 
 async def test_a_start_from_the_future_stops_only_its_own_transaction(rig: OneRoundRig) -> None:
@@ -623,9 +600,10 @@ async def test_an_oracle_that_takes_no_more_requests_leaves_no_cell_held() -> No
     rig = await Rig(timestamps=full).open()
     for start in (10, 11):
         request = together([one_round(start, {b"a": b"1"})])
-        result = only(await rig.tablet.commit(request, deadline_seconds=1e9))
-        assert result.outcome == NOT_EXECUTED
-        assert "too many wait" in result.error.message
+        assert (
+            "too many wait"
+            in not_executed(only(await rig.tablet.commit(request, deadline_seconds=1e9))).message
+        )
     assert await rig.value(b"a", 150) is None
 
 
@@ -636,8 +614,7 @@ async def test_a_batch_that_fails_leaves_it_unknown_and_what_waits_not_executed(
     committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})), seconds=1.5)
     behind = rig.committing(one_round(11, {b"b": b"1"}))
     waiting = rig.committing(one_round(12, {b"a": b"2"}))
-    assert only(await committing).outcome == UNKNOWN
-    assert only(await behind).outcome == NOT_EXECUTED
+    assert (only(await committing).outcome, only(await behind).outcome) == (UNKNOWN, NOT_EXECUTED)
     assert only(await waiting).outcome == NOT_EXECUTED
 
 
@@ -648,32 +625,23 @@ async def test_a_lost_tablet_leaves_it_unknown(rig: OneRoundRig) -> None:
     assert [type(error) for error in rig.closed] == [TabletMoved]
 
 
-async def test_below_the_safe_point_it_is_not_executed(rig: OneRoundRig) -> None:
-    await rig.tablet.raise_safe_points(rig.tablet.safe_points._replace(transactions=11))
-    result = only(await rig.commit(one_round(10, {b"a": b"1"})))
-    assert result.outcome == NOT_EXECUTED
-    assert result.error.HasField("snapshot_too_old")
-
-
-async def test_a_commit_is_found_by_a_later_copy_of_its_message_even_below_the_safe_point(
+async def test_below_the_safe_point_it_is_not_executed_but_found_by_a_later_copy(
     rig: OneRoundRig,
 ) -> None:
     message = one_round(10, {b"a": b"1", b"b": b"2"})
     assert list((await rig.commit(message)).commit_timestamps) == [100]
     await rig.tablet.raise_safe_points(rig.tablet.safe_points._replace(transactions=101))
-    result = only(await rig.commit(message))
-    assert (result.outcome, result.failed_condition, result.cell.timestamp) == (REFUSED, 0, 100)
-    other = only(await rig.commit(one_round(11, {b"a": b"1"})))
-    assert other.error.HasField("snapshot_too_old"), "a conflict proves nothing down there"
+    found = only(await rig.commit(message))
+    assert (found.outcome, found.failed_condition, found.cell.timestamp) == (REFUSED, 0, 100)
+    other = not_executed(only(await rig.commit(one_round(11, {b"a": b"1"}))))
+    assert other.HasField("snapshot_too_old"), "a conflict proves nothing down there"
 
 
 async def test_a_deadline_that_passes_while_it_waits_for_its_cell(rig: OneRoundRig) -> None:
     first = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
     second = rig.committing(one_round(11, {b"a": b"1"}), within_seconds=0.5)
     await first
-    result = only(await second)
-    assert result.outcome == NOT_EXECUTED
-    assert "deadline" in result.error.message
+    assert "deadline" in not_executed(only(await second)).message
 
 
 async def test_a_full_queue_refuses_the_request() -> None:
@@ -703,32 +671,19 @@ async def test_a_new_schema_is_acknowledged_only_after_what_was_judged_under_the
     later = rig.committing(one_round(12, {b"c": b"1"}), schema_version=4)
     assert list((await committing).commit_timestamps) == [100]
     result = only(await waiting)
-    assert result.outcome == NOT_EXECUTED
-    assert result.error.schema_changed.schema_version == 4
+    assert (result.outcome, result.error.schema_changed.schema_version) == (NOT_EXECUTED, 4)
     assert list((await later).commit_timestamps) == [200]
 
 
 async def test_a_fence_waits_for_the_cells_and_then_finds_them(rig: OneRoundRig) -> None:
     committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
-    target = pb.TabletTarget(tablet_id=1, epoch=2)
-    request = pb.FenceRequest(
-        target=target,
-        action=pb.FenceRequest.ACTION_RAISE,
-        fence=pb.LoadFence(name="load", run=50),
-    )
-    response = await rig.tablet.fence(request)
+    response = await rig.tablet.fence(FENCE)
     assert committing.done()
     assert response.obstacle.row == b"a"
 
 
 async def test_behind_a_fence_it_is_not_executed(rig: OneRoundRig) -> None:
-    request = pb.FenceRequest(
-        target=pb.TabletTarget(tablet_id=1, epoch=2),
-        action=pb.FenceRequest.ACTION_RAISE,
-        fence=pb.LoadFence(name="load", run=50),
-    )
-    raising = asyncio.ensure_future(rig.tablet.fence(request))
-    await asyncio.sleep(0.5)  # the fence is on its way to the disk
+    raising = await under_way(rig.tablet.fence(FENCE))  # it is on its way to the disk
     result = only(await rig.commit(one_round(60, {b"a": b"1"})))
     await raising
     assert result.outcome == NOT_EXECUTED
@@ -741,10 +696,8 @@ async def test_closing_lets_what_is_held_land_and_refuses_the_rest(rig: OneRound
     closing = asyncio.ensure_future(rig.tablet.close())
     assert list((await committing).commit_timestamps) == [100]
     await closing
-    result = only(await waiting)
-    assert result.outcome == NOT_EXECUTED
-    reopened = await OneRoundRig(disk=rig.disk).open()
-    assert await reopened.value(b"a", 150) == b"1"
+    assert only(await waiting).outcome == NOT_EXECUTED
+    assert await (await OneRoundRig(disk=rig.disk).open()).value(b"a", 150) == b"1"
 
 
 async def test_a_caller_that_leaves_does_not_stop_what_is_held(rig: OneRoundRig) -> None:
@@ -790,9 +743,8 @@ async def test_a_malformed_request_is_refused_and_changes_nothing(
 ) -> None:
     request = together([one_round(10, {b"a": b"1", b"b": b"2"})])
     spoil(request)
-    with pytest.raises(InvalidArgument) as caught:
+    with refused(field):
         await rig.tablet.commit(request, deadline_seconds=1e9)
-    assert caught.value.field == field
     assert not await rig.cells(WRITE)
 
 

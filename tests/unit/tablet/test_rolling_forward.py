@@ -120,8 +120,7 @@ async def test_every_kind_of_lock_becomes_the_commit_that_its_owner_would_have_w
         b"d": (COMMIT, write_record(START, b"d")),
         b"e": (COMMIT, write_record(START, kind=RecordKind.PUT_IN_DATA)),
     }
-    assert await rig.value(b"a", LATER) == b"new"
-    assert await rig.value(b"e", LATER) == b"e"
+    assert (await rig.value(b"a", LATER), await rig.value(b"e", LATER)) == (b"new", b"e")
 
 
 async def test_only_the_locks_of_the_named_transactions_go_each_to_its_own_commit(rig: Rig) -> None:
@@ -405,12 +404,10 @@ async def test_a_read_above_many_locks_costs_two_seeks_and_the_next_one_costs_on
     await rig.apply(written(b"a", 10, 11, b"value"))
     end = await lock_many(rig, 100)
     rig, counts = await reopened(rig)
-    at = 100 + 2 * below
-    assert await rig.value(b"a", at) == b"value"
+    assert await rig.value(b"a", 100 + 2 * below) == b"value"
     assert counts == Counter({"seek W": 2})
     counts.clear()
-    assert await rig.value(b"a", end) == b"value"
-    assert await rig.value(b"a", end) == b"value"
+    assert (await rig.value(b"a", end), await rig.value(b"a", end)) == (b"value", b"value")
     assert counts["seek W"] == (3 if below == 1 else 2)
     assert not counts["step"]
 
@@ -419,8 +416,7 @@ async def test_a_cell_that_was_only_ever_locked_is_absent_at_the_same_cost(rig: 
     end = await lock_many(rig, 100)
     await rig.apply(written(b"a\0", 10, 11, b"another"))
     rig, counts = await reopened(rig)
-    assert await rig.value(b"a", end) is None
-    assert await rig.value(b"a", end) is None
+    assert (await rig.value(b"a", end), await rig.value(b"a", end)) == (None, None)
     assert counts == Counter({"seek W": 3})
     assert set(await named(rig)) == {0}
 
@@ -475,8 +471,7 @@ async def test_the_remembered_change_of_a_cell_is_forgotten_when_it_changes(rig:
 async def test_a_read_of_the_past_teaches_nothing_about_the_present(rig: Rig) -> None:
     await rig.apply(written(b"a", 10, 11, b"old"), locked(b"a", 13), written(b"a", 15, 16, b"new"))
     rig, _ = await reopened(rig)
-    assert await rig.value(b"a", 14) == b"old"
-    assert await rig.value(b"a", 20) == b"new"
+    assert (await rig.value(b"a", 14), await rig.value(b"a", 20)) == (b"old", b"new")
 
 
 async def test_what_a_lock_names_may_be_collected(rig: Rig) -> None:
@@ -600,8 +595,6 @@ async def test_a_commit_is_read_as_soon_as_its_lock_is_gone_whatever_memory_reme
 
 async def test_a_read_below_a_commit_on_its_way_teaches_memory_nothing_about_its_cell() -> None:
     rig, committing = await lingering_commit()
-    assert await rig.value(b"a", 25) == b"old"
-    assert await rig.value(b"a", 50) == b"new"
+    assert (await rig.value(b"a", 25), await rig.value(b"a", 50)) == (b"old", b"new")
     await committing
-    assert await rig.value(b"a", 25) == b"old"
-    assert await rig.value(b"a", 50) == b"new"
+    assert (await rig.value(b"a", 25), await rig.value(b"a", 50)) == (b"old", b"new")

@@ -49,8 +49,7 @@ from tests.unit.tablet.tablets import (
 
 async def counting_rig(**limits: Any) -> tuple[Rig, Counter[str]]:
     storage = CountingStorage(DurableMemory())
-    rig = await Rig(storage=storage, **limits).open()
-    return rig, storage.counts
+    return await Rig(storage=storage, **limits).open(), storage.counts
 
 
 async def test_a_fresh_transaction_prewrites_without_reading_the_storage() -> None:
@@ -79,8 +78,7 @@ async def test_the_number_of_versions_does_not_matter(versions: int) -> None:
         await rig.apply(mutation(b"hot", *changes[first : first + 200]))
     newest = 10 + 2 * versions
     counts.clear()
-    assert await rig.value(b"hot", newest) == b""
-    assert await rig.value(b"hot", 12) == b""
+    assert (await rig.value(b"hot", newest), await rig.value(b"hot", 12)) == (b"", b"")
     assert counts == Counter({"seek W": 2})
     counts.clear()
     [refused] = await rig.mutate(prewrite(b"hot", 5))
@@ -136,8 +134,7 @@ async def test_lock_only_records_are_stepped_over_and_counted() -> None:
             ),
         )
     )
-    result = await rig.read(b"a", 1000)
-    assert list(result.found.commit_timestamps) == [2]
+    assert list((await rig.read(b"a", 1000)).found.commit_timestamps) == [2]
     assert rig.tablet.statistics().versions_skipped == 20
 
 

@@ -812,8 +812,7 @@ def test_a_page_of_any_content_is_the_same_in_runs_and_one_by_one(
             lifetimes=lifetimes,
         )
         page = Page(cells, rows_max, bytes_max)
-        ended = page.fill(slice_entries)
-        found.append((ended, cursor.key(), *page.found()))
+        found.append((page.fill(slice_entries), cursor.key(), *page.found()))
     assert found[0] == found[1]
 
 
@@ -901,8 +900,7 @@ async def test_a_scan_backwards_steps_over_simple_entries_and_seeks_once_for_eac
     )
     counts.clear()
     (page,) = [page async for page in rig.tablet.scan(request)]
-    assert len(page.found.rows) == rows
-    assert page.found.rows[0] == _row(rows - 1, zeros=False)
+    assert (len(page.found.rows), page.found.rows[0]) == (rows, _row(rows - 1, zeros=False))
     assert counts["seek W"] <= rows / 50
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from percolator.errors import InvalidArgument, Overloaded, TabletMoved
+from percolator.errors import Overloaded, TabletMoved
 from percolator.tablet.state import TabletIdentity
 from percolator.v1 import tabletserver_pb2 as pb
+from tests.unit.refusals import refused
 from tests.unit.tablet.tablets import COLUMN, TARGET, OneRoundRig, one_round, prewrite, roll_back
 
 HOLD_SECONDS = 0.5
@@ -54,8 +55,7 @@ async def test_the_first_to_come_begins_at_once_and_learns_the_cell(rig: OneRoun
     answer = await turn(rig, 1)
     assert answer.in_turn
     assert not answer.contended
-    assert answer.start_timestamp == 200
-    assert list(answer.found.found.values) == [b"5"]
+    assert (answer.start_timestamp, list(answer.found.found.values)) == (200, [b"5"])
 
 
 async def test_the_next_begins_directly_above_the_commit_before_it(rig: OneRoundRig) -> None:
@@ -122,8 +122,7 @@ async def test_the_commit_of_another_transaction_ends_no_turn(rig: OneRoundRig) 
 async def test_one_that_has_begun_learns_the_cell_as_it_is_now(rig: OneRoundRig) -> None:
     await rig.commit(one_round(11, {b"bob": b"6"}))
     answer = await turn(rig, 1, start_timestamp=10)
-    assert answer.start_timestamp == 0
-    assert list(answer.found.found.commit_timestamps) == [100]
+    assert (answer.start_timestamp, list(answer.found.found.commit_timestamps)) == (0, [100])
 
 
 async def test_a_turn_that_is_not_ended_lasts_as_long_as_was_asked(rig: OneRoundRig) -> None:
@@ -133,13 +132,14 @@ async def test_a_turn_that_is_not_ended_lasts_as_long_as_was_asked(rig: OneRound
     assert rig.clock.monotonic_seconds() - began == pytest.approx(HOLD_SECONDS)
 
 
-async def test_a_caller_that_goes_leaves_the_queue(rig: OneRoundRig) -> None:
+@pytest.mark.parametrize("place", [3, 2], ids=["the next caller", "a copy of the call"])
+async def test_where_a_caller_goes_another_has_its_turn(rig: OneRoundRig, place: int) -> None:
     await turn(rig, 1, hold_milliseconds=10_000)
-    second, third = await waiting(rig, 2), await waiting(rig, 3)
+    second, other = await waiting(rig, 2), await waiting(rig, place)
     second.cancel()
     await asyncio.sleep(0)
     end(rig, 1)
-    assert (await third).in_turn
+    assert (await other).in_turn
 
 
 async def test_one_whose_time_is_over_leaves_the_queue(rig: OneRoundRig) -> None:
@@ -172,15 +172,6 @@ async def test_a_place_that_is_given_up_is_answered(rig: OneRoundRig) -> None:
     assert not (await second).in_turn
 
 
-async def test_copies_of_a_call_share_its_place(rig: OneRoundRig) -> None:
-    await turn(rig, 1, hold_milliseconds=10_000)
-    second, copy = await waiting(rig, 2), await waiting(rig, 2)
-    second.cancel()
-    await asyncio.sleep(0)
-    end(rig, 1)
-    assert (await copy).in_turn
-
-
 async def test_a_queue_that_is_full_refuses_more() -> None:
     rig = OneRoundRig(turns_waiting_max=2)
     rig.oracle.seconds = 0.0
@@ -204,8 +195,7 @@ async def test_a_tablet_that_closes_tells_all_who_wait(rig: OneRoundRig) -> None
 
 
 async def test_nothing_is_left_of_a_queue(rig: OneRoundRig) -> None:
-    first = await turn(rig, 1)
-    await rig.commit(one_round(first.start_timestamp, {b"bob": b"6"}))
+    await rig.commit(one_round((await turn(rig, 1)).start_timestamp, {b"bob": b"6"}))
     assert rig.tablet._state.turns.queues == {}
 
 
@@ -225,8 +215,7 @@ async def test_bad_input_is_refused(fields: dict[str, Any], field: str) -> None:
     request = pb.AwaitTurnRequest(target=TARGET, row=b"bob", column=COLUMN, place=1)
     for name, value in fields.items():
         setattr(request, name, value)
-    with pytest.raises(InvalidArgument) as refused:
+    with refused(field):
         await rig.tablet.await_turn(request, deadline_seconds=LONG_SECONDS)
-    assert refused.value.field == field
     assert rig.tablet._state.turns.queues == {}
     await rig.tablet.close()

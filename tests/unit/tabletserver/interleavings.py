@@ -82,8 +82,7 @@ async def clone_in_model(files: Files, source: Path, target: Path) -> None:
 
 async def serve(directory: EpochDirectory) -> None:
     """One write, acknowledged only if the directory is still held afterwards."""
-    opened = await _Step("open database", directory.path.name)
-    await _Step("append", str(opened))
+    await _Step("append", str(await _Step("open database", directory.path.name)))
     # In a step of its own, and not in a task, which no model could run again.
     if await directory._look():
         await _Step("acknowledge")

@@ -114,8 +114,7 @@ async def test_taking_over_from_a_compacting_owner_loses_nothing_acknowledged(
             if former is not None:
                 former.join()
                 written = former.acknowledged
-            missing = [n for n in range(written) if database.get(_key(n)) != _value(n)]
-            assert missing == []
+            assert [n for n in range(written) if database.get(_key(n)) != _value(n)] == []
             former = Writer(database, directory.path, written)
             former.wait()
     finally:

@@ -65,8 +65,7 @@ async def test_nothing_is_kept_of_tablets_that_have_left(machine: Machine) -> No
         await machine.handler.close_tablet(pb.CloseTabletRequest(tablet_id=tablet, epoch=1))
     for unknown in range(100, 110):
         await machine.handler.close_tablet(pb.CloseTabletRequest(tablet_id=unknown, epoch=1))
-    assert len(machine.tablets._orders) == 0
-    assert machine.tablets.all() == []
+    assert (len(machine.tablets._orders), machine.tablets.all()) == (0, [])
 
 
 async def test_the_same_epoch_with_another_range_is_refused(machine: Machine) -> None:
@@ -119,8 +118,7 @@ async def test_a_schema_version_ordered_while_the_tablet_is_opened_again_is_judg
     await serving.mutate(put(1, b"row"))
     await loading.wait()
     order = await under_way(serving.open(1, schema=2), seconds=0.01)
-    assert served.report().schema_version == 1
-    assert served.describe().schema_version == 1
+    assert (served.report().schema_version, served.describe().schema_version) == (1, 1)
     go_on.set()
     assert (await order).schema_version == 2
     assert served.report().schema_version == 2
@@ -137,8 +135,7 @@ async def test_a_schema_version_is_reported_once_the_batch_under_the_older_one_i
     order = asyncio.create_task(serving.open(1, schema=2))
     await asyncio.sleep(0.01)
     assert not writing.done()
-    assert served.report().schema_version == 1
-    assert served.describe().schema_version == 1
+    assert (served.report().schema_version, served.describe().schema_version) == (1, 1)
     gate.set()
     assert (await order).schema_version == 2
     assert writing.done()
@@ -225,8 +222,7 @@ async def test_a_failed_write_is_unknown_and_the_tablet_opens_again_by_itself(
     await serving.open(2)
     serving.store.disks[1].failures = 1
     failed, other = await serving.mutate(put(1, b"row"), put(2, b"row"))
-    assert outcomes(failed) == ["UNKNOWN"]
-    assert outcomes(other) == ["APPLIED"]
+    assert (outcomes(failed), outcomes(other)) == (["UNKNOWN"], ["APPLIED"])
     await serving.clock.sleep(1)
     assert await serving.value(1, b"row") == b"v"
     assert serving.tablets.events.reopened == 1
@@ -295,8 +291,7 @@ async def test_a_tablet_that_another_server_owns_now_is_released_without_an_answ
     (result,) = await serving.mutate(put(1, b"row"))
     assert outcomes(result) == ["UNKNOWN"]
     await serving.clock.sleep(1)
-    assert serving.tablets.all() == []
-    assert serving.tablets.events.lost == 1
+    assert (serving.tablets.all(), serving.tablets.events.lost) == ([], 1)
     (refused,) = await serving.mutate(put(1, b"row"))
     assert refused.error.HasField("tablet_moved")
 
@@ -329,8 +324,7 @@ async def test_closing_ends_the_attempts_to_open_again(serving: Machine) -> None
     await serving.tablets.close_all()
     serving.store.open_fails = None
     await serving.clock.sleep(60)
-    assert serving.store.opened == 1
-    assert serving.tablets.all() == []
+    assert (serving.store.opened, serving.tablets.all()) == (1, [])
 
 
 async def test_what_former_owners_left_is_cleared_up_after_opening(serving: Machine) -> None:
@@ -374,8 +368,7 @@ async def test_many_tablets_are_warned_of_once_and_again_when_they_have_doubled(
             await machine.tablets.close(tablet + 1, epoch)
         return [line["tablets"] for line in log if "many tablets" in line["event"]]
 
-    assert await warned_at(250, epoch=1) == [101, 203]
-    assert await warned_at(102, epoch=2) == [101]
+    assert (await warned_at(250, epoch=1), await warned_at(102, epoch=2)) == ([101, 203], [101])
 
 
 # What can happen to a tablet before its end: failures, orders and other owners, concurrently.
@@ -420,8 +413,7 @@ async def test_a_tablet_is_not_opened_again_where_another_owner_has_taken_it_ove
     serving.store.owners[1].lost = True
     serving.store.open_fails = StoreUnusable("not there", fault=fault)
     await serving.clock.sleep(2 * REOPEN_SECONDS_MAX)
-    assert serving.tablets.all() == []
-    assert serving.tablets.events.lost == 1
+    assert (serving.tablets.all(), serving.tablets.events.lost) == ([], 1)
     assert all(task.done() for task in serving.tasks)
 
 
@@ -470,8 +462,7 @@ async def test_another_master_that_orders_the_same_waits_for_what_the_former_one
     """The former order serves the tablet then: two would open one directory twice."""
     machine = Machine(store=(store := _StoreOfOne()))
     go_on = _loading_waits(monkeypatch)
-    former = await under_way(machine.open(1), seconds=0.01)
-    former.cancel()
+    (await under_way(machine.open(1), seconds=0.01)).cancel()
     orders = [asyncio.create_task(machine.open(1, epoch=epoch)) for epoch in (1, 2, 1)]
     closing = await under_way(machine.tablets.close(1, 1), seconds=0.01)
     assert not any(task.done() for task in (*orders, closing))

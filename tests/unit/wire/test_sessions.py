@@ -285,8 +285,7 @@ async def test_another_lock_service_takes_over_when_one_does_not_answer(
 @on_two_services
 async def test_a_silent_address_leaves_time_for_the_next_one(services: LockServices) -> None:
     services.silent.add(A)
-    sessions = client(services, A, B)
-    assert await sessions.current() is not None
+    assert await client(services, A, B).current() is not None
     assert services.clock.monotonic_seconds() < 1.0
 
 
@@ -495,8 +494,7 @@ async def test_the_sessions_of_all_lock_services_are_listed_and_who_does_not_ans
 
 async def test_a_pin_sends_the_same_with_every_renewal(services: LockServices) -> None:
     pin = SessionSettings(description="a backup", ttl_seconds=30, pin_at=42)
-    sessions = client(services, settings=pin, oldest_start=lambda: 77)
-    await sessions.current()
+    await client(services, settings=pin, oldest_start=lambda: 77).current()
     await asyncio.sleep(100)
     (session,) = services.alive(A)
     assert session.info == pb.SessionInfo(

@@ -179,8 +179,7 @@ async def test_calls_while_a_request_is_in_flight_share_the_next_one(oracles: Or
     assert oracles.counts() == [1]
     assert await first == 1000
     assert [await other for other in others] == [1001, 1002, 1003]
-    assert oracles.counts() == [1, 3]
-    assert oracles.in_flight_most == 1
+    assert (oracles.counts(), oracles.in_flight_most) == ([1, 3], 1)
 
 
 async def test_a_lone_call_costs_one_round_trip(oracles: Oracles) -> None:
@@ -235,8 +234,7 @@ async def test_more_than_the_oracle_grants_at_once_is_split_over_several_request
 async def test_an_oracle_with_a_lower_limit_gets_smaller_requests(oracles: Oracles) -> None:
     oracles.behaviours["a:1"] = grants(3, oracles)
     source = source_of(oracles)
-    got = await asyncio.gather(*(source.get() for _ in range(10)))
-    assert got == list(range(1000, 1010))
+    assert await asyncio.gather(*(source.get() for _ in range(10))) == list(range(1000, 1010))
     outcomes = await asyncio.gather(source.get(2), source.get(4), return_exceptions=True)
     assert outcomes[0] == 1010
     assert isinstance(outcomes[1], errors.InvalidArgument)
@@ -321,15 +319,13 @@ async def test_when_one_oracle_does_not_serve_the_next_address_is_asked_and_kept
 ) -> None:
     oracles.behaviours["a:1"] = refusing(error)
     source = source_of(oracles, "a:1", "b:2", "c:3")
-    assert await source.get() == 1000
-    assert await source.get() == 1001
+    assert (await source.get(), await source.get()) == (1000, 1001)
     assert [address for _, address, _ in oracles.requests] == ["a:1", "b:2", "b:2"]
 
 
 async def test_a_silent_oracle_is_given_up_for_the_next_one(oracles: Oracles) -> None:
     oracles.behaviours["a:1"] = silent
-    source = source_of(oracles, "a:1", "b:2")
-    assert await source.get() == 1000
+    assert await source_of(oracles, "a:1", "b:2").get() == 1000
     elapsed = asyncio.get_running_loop().time()
     assert elapsed == pytest.approx(ATTEMPT_SECONDS_MAX + ROUND_TRIP_SECONDS)
 
@@ -365,8 +361,7 @@ async def test_on_trouble_is_called_when_an_oracle_does_not_answer(oracles: Orac
         told.append(1)
         addresses[:] = ["b:2"]
 
-    source = source_of(oracles, all_of=addresses, on_trouble=another)
-    assert await source.get() == 1000
+    assert await source_of(oracles, all_of=addresses, on_trouble=another).get() == 1000
     assert told == [1]
 
 
@@ -585,8 +580,7 @@ async def take_in_vain(oracle: OracleOfCluster) -> None:
 async def test_all_who_ask_at_once_share_a_description_and_hardly_any_requests(
     cluster: Cluster, oracle: OracleOfCluster
 ) -> None:
-    answers = await asyncio.gather(*(oracle.take() for _ in range(100)))
-    assert len(set(answers)) == 100
+    assert len(set(await asyncio.gather(*(oracle.take() for _ in range(100))))) == 100
     assert cluster.asked.count("master:1") == 1
     assert cluster.asked.count("a:1") <= 2
 
@@ -614,8 +608,7 @@ async def test_none_queues_behind_silent_masters(
     for _ in range(20):
         waiting.append(asyncio.ensure_future(seconds_of(take_in_vain(oracle))))
         await asyncio.sleep(0.1)
-    waited = await asyncio.gather(*waiting)
-    assert max(waited) <= ANSWER_SECONDS_MAX + 0.001
+    assert max(await asyncio.gather(*waiting)) <= ANSWER_SECONDS_MAX + 0.001
     assert cluster.asked.count("master:1") <= 5
 
 
