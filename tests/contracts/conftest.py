@@ -53,9 +53,16 @@ def emulator_address() -> Iterator[str]:
         yield address
 
 
+ENGINES = [
+    IN_PROCESS,
+    pytest.param(CLUSTER, marks=pytest.mark.integration),
+    ROWS,
+    pytest.param(EMULATOR, marks=pytest.mark.bigtable),
+]
+
+
 @pytest.fixture(
-    scope="module",
-    params=[*ON_TABLETS, ROWS, pytest.param(EMULATOR, marks=pytest.mark.bigtable)],
+    scope="module", params=[*ENGINES, pytest.param(THROUGH, marks=pytest.mark.integration)]
 )
 def db(request: pytest.FixtureRequest) -> Iterator[Database]:
     if request.param == IN_PROCESS:

@@ -127,15 +127,19 @@ def test_bytes_that_a_codec_cannot_read_are_named(db: Database, accounts: Accoun
         list(snapshot.scan(other))
 
 
-def test_a_split_that_does_not_fit_is_named(db: Database) -> None:
-    untyped: Any = [5]
-    with pytest.raises(SchemaError, match=r"^table 'never', split 5: expected str, got int"):
-        db.create_table(Table("never"), splits=untyped)
-
-
-def test_a_split_that_is_longer_than_any_row_is_refused(db: Database) -> None:
-    with pytest.raises(InvalidArgument, match=r"^splits\[1\]: is longer than 4096 bytes"):
-        db.create_table(Table("never"), splits=["a", "b" * 4_097])
+@pytest.mark.parametrize(
+    ("splits", "error", "said"),
+    [
+        ([5], SchemaError, r"^table 'never', split 5: expected str, got int"),
+        (["a", "b" * 4_097], InvalidArgument, r"^splits\[1\]: is longer than 4096 bytes"),
+    ],
+    ids=["does not fit", "longer than any row"],
+)
+def test_a_split_that_cannot_be_is_named(
+    db: Database, splits: list[Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        db.create_table(Table("never"), splits=splits)
     assert "never" not in db.tables()
 
 
@@ -184,30 +188,28 @@ def test_a_conflict_shows_the_key_of_its_row_as_the_command_line_takes_it(db: Da
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
+@pytest.mark.parametrize("blocking", [True, False])
 def test_the_last_error_says_how_often_and_how_long_it_was_tried(
-    db: Database, accounts: Accounts, attempts: int
+    db: Database, accounts: Accounts, attempts: int, blocking: bool
 ) -> None:
-    tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-    with pytest.raises(
-        ConflictError,
-        match=rf"^gave up after {tried} in \d+\.\d s; last error: .*was committed by transaction",
-    ) as caught:
-        db.run(_always_too_late(db, accounts), retry=RetryPolicy(attempts_max=attempts))
-    assert caught.value.cell is not None
-    assert isinstance(caught.value.__cause__, ConflictError)
-    assert not caught.value.__cause__.message.startswith("gave up")
-
-
-def test_the_same_in_asyncio(db: Database, accounts: Accounts) -> None:
     async def too_late(tx: aio.Transaction) -> None:
         await tx.get("a", accounts.balance)
         async with db._asynchronous.transaction() as other:
             await other.set("a", accounts.balance, 0)
         await tx.set("a", accounts.balance, 1)
 
-    with pytest.raises(ConflictError, match=r"^gave up after 2 attempts in") as caught:
-        in_asyncio(db, lambda one: one.run(too_late, retry=RetryPolicy(attempts_max=2)))
+    tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+    said = rf"^gave up after {tried} in \d+\.\d s; last error: .*was committed by transaction"
+    retry = RetryPolicy(attempts_max=attempts)
+    ways: dict[bool, Callable[[], object]] = {
+        True: lambda: db.run(_always_too_late(db, accounts), retry=retry),
+        False: lambda: in_asyncio(db, lambda one: one.run(too_late, retry=retry)),
+    }
+    with pytest.raises(ConflictError, match=said) as caught:
+        ways[blocking]()
+    assert caught.value.cell is not None
     assert isinstance(caught.value.__cause__, ConflictError)
+    assert not caught.value.__cause__.message.startswith("gave up")
 
 
 def test_an_error_that_is_useless_to_repeat_is_raised_as_it_is(db: Database) -> None:

@@ -521,8 +521,7 @@ def test_another_codec_is_refused_with_both_names(
 
 
 def test_row_keys_have_a_codec_too(db: Database, accounts: Accounts) -> None:
-    with db.transaction() as tx:
-        tx.set("bob", accounts.balance, 7)
+    put(db, accounts.balance, bob=7)
     numbers = Table(accounts.table.name, key=codecs.ordered_integer)
     balance = numbers.column("balance", codecs.integer)
     with pytest.raises(SchemaError, match=r"row keys: .*ordered_integer, but the table has text"):
@@ -537,8 +536,7 @@ def test_row_keys_have_a_codec_too(db: Database, accounts: Accounts) -> None:
 def test_bytes_are_read_from_every_column_and_stored_may_be_written(
     db: Database, accounts: Accounts
 ) -> None:
-    with db.transaction() as tx:
-        tx.set("bob", accounts.balance, 7)
+    put(db, accounts.balance, bob=7)
     seven = codecs.integer.encode(7)
     raw = Table(accounts.table.name, key=codecs.raw).column("balance", codecs.raw)
     assert db.get(b"bob", raw) == seven
@@ -551,8 +549,7 @@ def test_bytes_are_read_from_every_column_and_stored_may_be_written(
 
 
 def test_an_altered_column_has_the_new_codec_and_no_other(db: Database, accounts: Accounts) -> None:
-    with db.transaction() as tx:
-        tx.set("bob", accounts.balance, 7)
+    put(db, accounts.balance, bob=7)
     version = described(db, accounts.table).schema_version
     assert alter(db, accounts.table, balance="text").schema_version == version + 1
     with pytest.raises(SchemaError, match="declares the codec integer, but the table has text"):

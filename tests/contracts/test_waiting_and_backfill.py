@@ -16,8 +16,6 @@ import percolator
 import percolator.testing
 from percolator import Database, DeadlineExceeded, SchemaError, Table, UsageError, codecs, observes
 from percolator.aio.observing import worker_context
-from percolator.bigtable.connection import BigtableNetwork
-from percolator.bigtable.place import Place
 from percolator.errors import CellAddress
 from percolator.formats.records import KIND_PUT
 from percolator.observers.backfill import backfill, owed_by
@@ -29,50 +27,15 @@ from percolator.protocol.announcing import Announcement
 from percolator.protocol.write_set import WriteSteps
 from percolator.routing.cells import APPLIED
 from percolator.schema import Column
-from percolator.services.local.cluster import LocalCluster
-from percolator.testing.row_database import connect_over, connect_over_model
 from percolator.v1.master_pb2 import (
     ChangeObserversRequest,
     OwedBackfill,
     ReportBackfillRequest,
 )
 from percolator.v1.master_pb2 import Observer as Registered
-from tests.contracts.conftest import EMULATOR, ROWS
+from tests.contracts.conftest import ENGINES
 
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("cluster"), tablet_servers=2) as started:
-        yield started
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        "in this process",
-        ROWS,
-        pytest.param(EMULATOR, marks=pytest.mark.bigtable),
-        pytest.param("cluster", marks=pytest.mark.integration),
-    ],
-)
-def db(request: pytest.FixtureRequest) -> Iterator[Database]:
-    if request.param == "in this process":
-        with percolator.testing.connect() as database:
-            yield database
-        return
-    if request.param == ROWS:
-        with connect_over_model() as database:
-            yield database
-        return
-    if request.param == EMULATOR:
-        address = request.getfixturevalue("emulator_address")
-        place = Place(address, "observers", f"i{uuid.uuid4().hex}", scans_backwards=False)
-        with connect_over(BigtableNetwork, place) as database:
-            yield database
-        return
-    started: LocalCluster = request.getfixturevalue("cluster")
-    with percolator.connect(started.address) as database:
-        yield database
+pytestmark = pytest.mark.parametrize("db", ENGINES, indirect=True, scope="module")
 
 
 class Pages:

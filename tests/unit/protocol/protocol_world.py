@@ -14,6 +14,8 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import pytest
+
 from percolator.errors import (
     CellAddress,
     ConflictError,
@@ -21,7 +23,7 @@ from percolator.errors import (
     PercolatorError,
     Unavailable,
 )
-from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
+from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT, LockRecord
 from percolator.limits import Limits
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit
@@ -137,6 +139,17 @@ class World:
         self.clients.append(client)
         return client
 
+    def lock(self, cell: CellAddress) -> LockRecord:
+        """The lock that is there."""
+        found = self.store.lock_of(cell)
+        assert found is not None
+        return found
+
+    async def seconds_of(self, work: Awaitable[object]) -> float:
+        began = self.clock.monotonic_seconds()
+        await work
+        return self.clock.monotonic_seconds() - began
+
     def takes_two_phases(self) -> bool:
         return self._phases.random() >= self._one_round_share
 
@@ -170,6 +183,15 @@ class Network:
         self.scans: list[bytes] = []
         """Where the scans begin that have not ended."""
         self.scans_at_once = 0
+
+    def slow(self, seconds: float, space: int, cell: CellAddress | None = None) -> None:
+        """From now on, steps that put something in this space of the cell, or of any, take long."""
+
+        async def wait(step: CellMutation) -> None:
+            if puts(step, space) and cell in (None, address(step)):
+                await asyncio.sleep(seconds)
+
+        self.before_send = wait
 
     async def mutate(self, steps: Sequence[CellMutation], deadline: float) -> list[Answer]:
         return list(await asyncio.gather(*(self._mutate(step) for step in steps)))
@@ -427,24 +449,17 @@ class Client:
 
 def _prewrites(step: CellMutation) -> bool:
     """True of a step that puts a lock where there must be none."""
-    return _puts(step, LOCK) and len(step.message().conditions) > 1
+    return puts(step, LOCK) and len(step.message().conditions) > 1
 
 
 def _commits_primary(step: CellMutation) -> bool:
-    return _puts(step, WRITE) and len(step.message().conditions) > 2
+    return puts(step, WRITE) and len(step.message().conditions) > 2
 
 
 def _rolls_back_expired(step: CellMutation) -> bool:
     """True of a step that rolls back a lock, not its absence, whose time to live has passed."""
     expectations = [condition.expectation for condition in step.message().conditions]
     return Condition.EXPECTATION_BEGINS_IF_PRESENT in expectations
-
-
-def _puts(step: CellMutation, space: int) -> bool:
-    return any(
-        change.kind == Change.KIND_PUT and change.space == space
-        for change in step.message().changes
-    )
 
 
 # Cells to write, the steps that clients send for them, and transactions that stop halfway.
@@ -486,6 +501,11 @@ async def locked(client: Client, *cells: CellAddress) -> Commit:
     )
     await commit.prewrite(client.deadline())
     return commit
+
+
+async def give_up(client: Client, commit: Commit) -> None:
+    with pytest.raises(ConflictError):
+        await commit._give_up(ConflictError("gone"), client.deadline())
 
 
 async def left_behind(here: World, *cells: CellAddress, committed: bool) -> int:

@@ -44,6 +44,8 @@ from tests.unit.protocol.protocol_world import (
     Faults,
     World,
     address,
+    give_up,
+    locked,
     put,
     puts,
     settled,
@@ -156,14 +158,12 @@ async def test_a_marker_that_meets_the_commit_record_reports_committed(here: Wor
     slow, quick, stranger = here.client(PATIENT), here.client(PATIENT), here.client(PATIENT)
     start = await slow.start_timestamp()
     writes = {A: put(b"1"), B: put(b"2")}
-    in_the_way = stranger.commit(await stranger.start_timestamp(), {B: put(b"younger")})
-    await in_the_way.prewrite(stranger.deadline())
+    in_the_way = await locked(stranger, B)
 
     async def let_the_other_finish(step: CellMutation) -> None:
         if puts(step, ROLLBACK):
             slow.network.before_send = None
-            with pytest.raises(ConflictError):
-                await in_the_way._give_up(ConflictError("gone"), stranger.deadline())
+            await give_up(stranger, in_the_way)
             committed.append(await quick.commit(start, writes).run(quick.deadline()))
 
     committed: list[int] = []
@@ -172,7 +172,7 @@ async def test_a_marker_that_meets_the_commit_record_reports_committed(here: Wor
     assert [at for at, _ in here.store.commits(A)] == committed
 
 
-async def test_a_conflict_names_the_cell_and_the_other_transaction(
+async def test_a_conflict_names_the_cell_and_the_other_transaction_and_needs_no_marker(
     here: World, client: Client
 ) -> None:
     start = await client.start_timestamp()
@@ -183,15 +183,6 @@ async def test_a_conflict_names_the_cell_and_the_other_transaction(
     assert (error.cell, error.start_timestamp, error.other_commit_timestamp) == (A, start, other)
     assert start < error.other_start_timestamp < other
     assert error.retry is Retry.SAFE
-
-
-async def test_a_primary_lost_to_a_newer_commit_needs_no_marker(
-    here: World, client: Client
-) -> None:
-    start = await client.start_timestamp()
-    await here.client().write({A: put(b"other")})
-    with pytest.raises(ConflictError):
-        await client.commit(start, {A: put(b"mine")}).run(client.deadline())
     await settled(client)
     assert not any(puts(step, ROLLBACK) for step in client.network.steps)
 
@@ -199,8 +190,7 @@ async def test_a_primary_lost_to_a_newer_commit_needs_no_marker(
 async def test_the_older_transaction_does_not_wait_for_the_younger(here: World) -> None:
     old, young = here.client(PATIENT), here.client(PATIENT)
     start = await old.start_timestamp()
-    locked = young.commit(await young.start_timestamp(), {A: put(b"young")})
-    await locked.prewrite(young.deadline())
+    await locked(young, A)
     before = here.clock.monotonic_seconds()
     with pytest.raises(ConflictError, match="is locked by"):
         await old.commit(start, {A: put(b"old")}).run(old.deadline())
@@ -209,8 +199,7 @@ async def test_the_older_transaction_does_not_wait_for_the_younger(here: World) 
 
 async def test_the_younger_waits_for_the_older_to_end(here: World) -> None:
     old, young = here.client(PATIENT), here.client(PATIENT)
-    locked = old.commit(await old.start_timestamp(), {A: put(b"old")})
-    await locked.prewrite(old.deadline())
+    holder = await locked(old, A)
     statistics = Statistics()
     waiting = asyncio.ensure_future(
         young.commit(await young.start_timestamp(), {A: put(b"young")}, statistics=statistics).run(
@@ -219,24 +208,20 @@ async def test_the_younger_waits_for_the_older_to_end(here: World) -> None:
     )
     await asyncio.sleep(0.5)
     assert not waiting.done()
-    with pytest.raises(ConflictError):
-        await locked._give_up(ConflictError("changed its mind"), old.deadline())
+    await give_up(old, holder)
     assert await waiting
     (wait,) = statistics.lock_waits
-    assert wait.holder_start_timestamp == locked._write.start
+    assert wait.holder_start_timestamp == holder._write.start
     assert 0.3 < wait.seconds < 0.7
 
 
 async def test_an_orphan_lock_is_cleaned_up_by_a_writer_that_reads_nothing(here: World) -> None:
     dead = here.client(PATIENT)
-    orphan = dead.commit(await dead.start_timestamp(), {A: put(b"orphan"), B: put(b"orphan")})
-    await orphan.prewrite(dead.deadline())
+    await locked(dead, A, B)
     dead.crash()
     writer = here.client(PATIENT)
-    before = here.clock.monotonic_seconds()
-    await writer.write({B: put(b"new")})
     # Its session says that it is gone, so the time to live of three seconds is not waited for.
-    assert here.clock.monotonic_seconds() - before < 0.2
+    assert await here.seconds_of(writer.write({B: put(b"new")})) < 0.2
     assert [record.value for _, record in here.store.commits(B)] == [b"new"]
 
 
@@ -245,25 +230,17 @@ async def test_an_orphan_lock_without_a_session_is_cleaned_up_after_its_time_to_
 ) -> None:
     dead = here.client(PATIENT)
     dead.network.session_id = None
-    orphan = dead.commit(await dead.start_timestamp(), {A: put(b"orphan")})
-    await orphan.prewrite(dead.deadline())
+    await locked(dead, A)
     dead.crash()
     writer = here.client(PATIENT)
-    before = here.clock.monotonic_seconds()
-    await writer.write({A: put(b"new")})
-    assert 2.8 < here.clock.monotonic_seconds() - before < 3.5
+    assert 2.8 < await here.seconds_of(writer.write({A: put(b"new")})) < 3.5
 
 
 async def test_heartbeats_keep_a_slow_commit_alive(here: World) -> None:
     limits = Limits(lock_ttl_seconds=0.3, heartbeat_seconds=0.1)
     slow, impatient = here.client(limits), here.client(limits)
     slow.network.session_id = None
-
-    async def wait(step: CellMutation) -> None:
-        if puts(step, WRITE):
-            await asyncio.sleep(2.0)
-
-    slow.network.before_send = wait
+    slow.network.slow(2.0, WRITE)
     writing = asyncio.ensure_future(slow.write({A: put(b"1")}))
     await asyncio.sleep(0.2)
     meeting = asyncio.ensure_future(impatient.write_stubbornly({A: put(b"2")}))
@@ -277,17 +254,10 @@ async def test_heartbeats_continue_after_a_prewrite_whose_answer_was_lost(here: 
     client = here.client(Limits(lock_ttl_seconds=0.3, heartbeat_seconds=0.1))
     lost = iter([True])
     client.network.loses_answer = lambda step: puts(step, LOCK) and next(lost, False)
-
-    async def wait(step: CellMutation) -> None:
-        if puts(step, WRITE):
-            await asyncio.sleep(2.0)
-
-    client.network.before_send = wait
+    client.network.slow(2.0, WRITE)
     writing = asyncio.ensure_future(client.write({A: put(b"1")}))
     await asyncio.sleep(1.5)
-    lock = here.store.lock_of(A)
-    assert lock is not None
-    assert lock.ttl_milliseconds > 1_500
+    assert here.lock(A).ttl_milliseconds > 1_500
     await writing
 
 
@@ -299,8 +269,7 @@ async def test_a_time_to_live_counts_from_the_start_of_the_transaction(
     commit = patient.commit(start, {A: put(b"1")})
     await asyncio.sleep(5.0)
     await commit.prewrite(patient.deadline())
-    lock = here.store.lock_of(A)
-    assert lock is not None
+    lock = here.lock(A)
     age = (here.oracle.next() >> SEQUENCE_BITS) - (start >> SEQUENCE_BITS)
     assert lock.ttl_milliseconds - age == pytest.approx(3000, abs=20)
 
@@ -317,8 +286,7 @@ async def test_long_values_are_stored_apart_and_removed_by_a_rollback(
     start = await client.start_timestamp()
     commit = client.commit(start, {B: put(long)})
     await commit.prewrite(client.deadline())
-    with pytest.raises(ConflictError):
-        await commit._give_up(ConflictError("no"), client.deadline())
+    await give_up(client, commit)
     assert (DATA, b"", start) not in here.store.cells[B]
 
 
@@ -362,12 +330,7 @@ async def test_a_large_transaction_is_sent_in_portions_and_is_still_one(
 
 async def test_with_too_much_background_work_committers_wait_for_their_own(here: World) -> None:
     client = here.client(Limits(background_tasks_max=1))
-
-    async def slow(step: CellMutation) -> None:
-        if puts(step, WRITE) and address(step) == B:
-            await asyncio.sleep(5.0)
-
-    client.network.before_send = slow
+    client.network.slow(5.0, WRITE, B)
     await client.write({A: put(b"1"), B: put(b"2")})
     before = here.clock.monotonic_seconds()
     c = CellAddress(1, b"c", b"x")
@@ -428,13 +391,11 @@ async def test_a_transaction_being_given_up_may_have_been_committed_by_another_c
     slow.network.before_send = loses_marks
     quick.network.before_send = younger.network.before_send = loses_nothing
     start = await slow.start_timestamp()
-    in_the_way = younger.commit(await younger.start_timestamp(), {B: put(b"younger")})
-    await in_the_way.prewrite(younger.deadline())
+    in_the_way = await locked(younger, B)
     giving_up = slow.commit(start, WRITES)
     with pytest.raises(OutcomeUnknown):
         await giving_up.run(slow.deadline(0.5))
-    with pytest.raises(ConflictError):
-        await in_the_way._give_up(ConflictError("gone"), younger.deadline())
+    await give_up(younger, in_the_way)
     at = await quick.commit(start, WRITES).run(quick.deadline())
     slow.network.before_send = loses_nothing
     assert await giving_up.settle(slow.deadline()) == at
@@ -484,8 +445,7 @@ async def test_a_transaction_without_a_lock_on_its_primary_fails_with_its_confli
 ) -> None:
     client, younger = here.client(PATIENT), here.client(PATIENT)
     start = await client.start_timestamp()
-    blocking = younger.commit(await younger.start_timestamp(), {A: put(b"younger")})
-    await blocking.prewrite(younger.deadline())
+    await locked(younger, A)
     client.network.loses_answer = lambda step: puts(step, ROLLBACK)
     with pytest.raises(ConflictError, match="is locked"):
         await client.commit(start, WRITES).run(client.deadline(1.0))
@@ -496,8 +456,7 @@ async def test_giving_up_a_lock_only_transaction_leaves_nothing(
 ) -> None:
     commit = client.commit(await client.start_timestamp(), {A: (KIND_LOCK_ONLY, b"")})
     await commit.prewrite(client.deadline())
-    with pytest.raises(ConflictError):
-        await commit._give_up(ConflictError("no"), client.deadline())
+    await give_up(client, commit)
     assert here.store.lock_of(A) is None
 
 
@@ -520,13 +479,8 @@ async def test_without_an_answer_before_the_deadline_the_outcome_is_unknown(
 
 
 async def test_an_unknown_outcome_may_prove_to_be_a_rollback(here: World, client: Client) -> None:
-
-    async def cut_off(step: CellMutation) -> None:
-        if puts(step, WRITE):
-            await asyncio.sleep(3600.0)
-
     commit = client.commit(await client.start_timestamp(), {A: put(b"1")})
-    client.network.before_send = cut_off
+    client.network.slow(3600.0, WRITE)
     client.network.session_id = None
     waiting = asyncio.ensure_future(commit.run(client.deadline(10.0)))
     await asyncio.sleep(5.0)  # its time to live has passed, and no heartbeat arrived
@@ -552,12 +506,7 @@ async def test_an_unanswered_prewrite_fails_as_safe_to_retry() -> None:
 async def test_a_caller_cancelled_during_prewrite_leaves_no_locks_behind(
     here: World, client: Client
 ) -> None:
-
-    async def slow(step: CellMutation) -> None:
-        if address(step) == B and puts(step, LOCK):
-            await asyncio.sleep(0.5)
-
-    client.network.before_send = slow
+    client.network.slow(0.5, LOCK, B)
     start = await client.start_timestamp()
     running = asyncio.ensure_future(
         client.commit(start, {A: put(b"1"), B: put(b"2")}).run(client.deadline())
@@ -606,8 +555,7 @@ async def _left_with_the_commit_on_its_way(here: World, client: Client) -> Commi
     running = asyncio.ensure_future(commit.run(client.deadline()))
     await sent.wait()
     client.network.before_send = None
-    lock = here.store.lock_of(A)
-    assert lock is not None
+    lock = here.lock(A)
     seen = lock_prefix(lock.start_timestamp, lock.min_commit_timestamp, lock.ttl_milliseconds)
     pushed = replace(lock, min_commit_timestamp=here.oracle.next() + 1)
     push = steps.replace_lock(A.row, A.column, seen, pushed.encode())

@@ -469,18 +469,12 @@ async def test_a_heartbeat_that_overtakes_the_prewrite_does_not_end_the_later_on
 async def test_a_commit_in_progress_is_not_overtaken_by_its_own_heartbeats(here: World) -> None:
     """The lock is pushed once, so heartbeats raise it; but no higher than the commit timestamp."""
     client = here.client(SHORT_LIVED)
-
-    async def wait(step: CellMutation) -> None:
-        if puts(step, WRITE):
-            await asyncio.sleep(LONG_SECONDS)
-
-    client.network.before_send = wait
+    client.network.slow(LONG_SECONDS, WRITE)
     began = here.clock.monotonic_seconds()
     read_at = here.oracle.next()
     writing = asyncio.ensure_future(client.write({A: put(b"1"), B: put(b"2")}))
     await asyncio.sleep(0.25)
-    lock = here.store.lock_of(A)
-    assert lock is not None
+    lock = here.lock(A)
     here.store.apply(push_step(A, lock, max(read_at, lock.min_commit_timestamp) + 1))
     await writing
     assert here.clock.monotonic_seconds() - began < 2 * LONG_SECONDS + 1.0, "sent at most twice"
@@ -492,8 +486,7 @@ async def test_a_late_heartbeat_does_not_shorten_the_time_to_live(
     point = (await locked(patient, A)).begin_two_phases()
 
     def stored() -> LockRecord:
-        lock = here.store.lock_of(A)
-        assert lock is not None
+        lock = here.lock(A)
         return lock
 
     def push() -> None:
@@ -517,8 +510,7 @@ async def test_a_commit_waits_until_the_oracle_is_above_what_a_heartbeat_has_set
 ) -> None:
     commit = await locked(patient, A)
     point = commit.begin_two_phases()
-    lock = here.store.lock_of(A)
-    assert lock is not None
+    lock = here.lock(A)
     here.store.apply(push_step(A, lock, here.oracle.next() + 1))
     refused = point.heartbeat()
     assert point.after_heartbeat(refused, here.store.apply(refused.step), 1.0)
@@ -538,15 +530,13 @@ async def test_two_committers_do_not_raise_a_lock_ever_higher(here: World) -> No
         await commit.prewrite(client.deadline())
         points.append(commit.begin_two_phases())
     await asyncio.sleep(1.0)
-    lock = here.store.lock_of(A)
-    assert lock is not None
+    lock = here.lock(A)
     here.store.apply(push_step(A, lock, here.oracle.next() + 1))
     for _ in range(20):
         for point in points:
             beat = point.heartbeat()
             point.after_heartbeat(beat, here.store.apply(beat.step), 1.0)
-    lock = here.store.lock_of(A)
-    assert lock is not None
+    lock = here.lock(A)
     limit = MARGIN_SECONDS_MAX + 1.0
     assert lock.min_commit_timestamp < here.oracle.next() + (int(limit * 1000) << SEQUENCE_BITS)
     found = [

@@ -41,7 +41,14 @@ from percolator.protocol.read import (
 from percolator.protocol.roll_forward import JOINED_SECONDS, About, AskedOnce
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.catalog import Catalog, TableSchema
-from percolator.routing.cells import APPLIED, Answer, CellMutation, RangeRequest, RowRequest
+from percolator.routing.cells import (
+    APPLIED,
+    Answer,
+    CellMutation,
+    RangeRequest,
+    RowRequest,
+    RowResult,
+)
 from percolator.routing.lanes import CellAnswer
 from percolator.routing.router import Router
 from percolator.schema import Table
@@ -49,7 +56,7 @@ from percolator.testing import connect_async
 from percolator.v1.tabletserver_pb2 import RowRead
 from percolator.wire.timestamp_source import TimestampSource
 from tests.simulation.virtual_time import VirtualClock
-from tests.unit.protocol.naive_cells import NOTIFY, WRITE
+from tests.unit.protocol.naive_cells import LOCK, NOTIFY, WRITE
 from tests.unit.protocol.protocol_world import (
     OBSERVED,
     OBSERVER,
@@ -60,6 +67,7 @@ from tests.unit.protocol.protocol_world import (
     Client,
     World,
     address,
+    give_up,
     left_behind,
     locked,
     put,
@@ -68,6 +76,16 @@ from tests.unit.protocol.protocol_world import (
 )
 
 NEVER_PUSHING = Limits(push_after_seconds=1e6)
+
+
+async def whole_row(
+    reader: Client, timestamp: int, row: bytes = b"row", seconds: float = 20.0
+) -> tuple[RowResult, RowRequest, Statistics]:
+    """A row, how it was asked for in the end, and what that took."""
+    request = RowRequest(1, RowRead(row=row, all_columns=True, timestamp=timestamp))
+    deadline, statistics = reader.deadline(seconds), Statistics()
+    (answer,) = await read_rows(reader.env, reader.cleanup, [request], deadline, statistics)
+    return answer, request, statistics
 
 
 async def test_a_commit_is_visible_at_its_timestamp_but_not_below(client: Client) -> None:
@@ -106,11 +124,7 @@ async def test_locks_with_one_primary_are_settled_together(here: World, reader: 
     cells = [CellAddress(1, b"row", b"%d" % i) for i in range(10)]
     await left_behind(here, A, *cells, committed=True)
     timestamp = await reader.start_timestamp()
-    statistics = Statistics()
-    request = RowRequest(1, RowRead(row=b"row", all_columns=True, timestamp=timestamp))
-    (answer,) = await read_rows(
-        reader.env, reader.cleanup, [request], reader.deadline(), statistics
-    )
+    answer, _, statistics = await whole_row(reader, timestamp)
     assert len(answer.found) == 10
     assert statistics.round_trips == 1
     await settled(reader)
@@ -159,11 +173,9 @@ async def test_a_reader_pushes_a_live_writer_instead_of_waiting_for_its_end(
     before = here.clock.monotonic_seconds()
     assert await reader.read(B, timestamp) is None  # the lock in the way is not the primary's
     assert PATIENT.push_after_seconds < here.clock.monotonic_seconds() - before < 0.5
-    lock = here.store.lock_of(A)
-    assert lock is not None
+    lock = here.lock(A)
     assert lock.min_commit_timestamp == timestamp + 1
-    unchanged = here.store.lock_of(B)
-    assert unchanged is not None
+    unchanged = here.lock(B)
     assert unchanged.min_commit_timestamp == lock.start_timestamp + 1
 
 
@@ -183,10 +195,7 @@ async def test_more_locks_than_a_read_can_name_do_not_block_readers(here: World,
             await commit.commit_primary(owner.deadline())
     elif fate == "rolled back":
         owner.crash()
-    request = RowRequest(1, RowRead(row=b"row", all_columns=True, timestamp=timestamp))
-    (answer,) = await read_rows(
-        reader.env, reader.cleanup, [request], reader.deadline(2.0), Statistics()
-    )
+    answer, request, _ = await whole_row(reader, timestamp, seconds=2.0)
     assert (answer.found, answer.locks) == ({}, [])
     assert len(request.read.passing) <= PASSING_MAX
     for commit in commits:
@@ -227,12 +236,7 @@ async def test_a_lock_only_lock_does_not_block_readers(here: World) -> None:
 async def test_a_transaction_without_a_trace_on_its_primary_is_not_dead(here: World) -> None:
     """Prewrites travel in parallel: the secondary may be there before the primary."""
     writer, reader = here.client(PATIENT), here.client(NEVER_PUSHING)
-
-    async def slow(step: CellMutation) -> None:
-        if address(step) == A and puts(step, 1):
-            await asyncio.sleep(1.0)
-
-    writer.network.before_send = slow
+    writer.network.slow(1.0, LOCK, A)
     writing = asyncio.ensure_future(writer.write({A: put(b"1"), B: put(b"2")}))
     await asyncio.sleep(0.5)
     timestamp = await reader.start_timestamp()
@@ -288,12 +292,7 @@ async def test_a_heartbeat_proves_the_owner_alive_until_it_is_rolled_back(
 async def test_own_commits_are_known_at_once(here: World) -> None:
     """The next transaction of the same process does not ask about its own locks."""
     client = here.client(PATIENT)
-
-    async def slow(step: CellMutation) -> None:
-        if address(step) == B and puts(step, WRITE):
-            await asyncio.sleep(1.0)
-
-    client.network.before_send = slow
+    client.network.slow(1.0, WRITE, B)
     await client.write({A: put(b"1"), B: put(b"2")})
     client.network.before_send = None
     sent = len(client.network.steps)
@@ -316,10 +315,10 @@ async def test_two_outcomes_of_one_transaction_are_an_invariant_violation() -> N
 async def test_a_snapshot_below_the_safe_point_is_refused(here: World, client: Client) -> None:
     timestamp = await client.start_timestamp()
     here.store.safe_point = timestamp + 1
-    with pytest.raises(SnapshotTooOld):
-        await client.read(A, timestamp)
-    with pytest.raises(SnapshotTooOld):
-        await client.commit(timestamp, {A: put(b"1")}).run(client.deadline())
+    committing = client.commit(timestamp, {A: put(b"1")}).run(client.deadline())
+    for call in (client.read(A, timestamp), committing):
+        with pytest.raises(SnapshotTooOld):
+            await call
 
 
 # Reads of one cell as it is now: when they take a timestamp all the same.
@@ -349,10 +348,9 @@ async def test_a_single_read_asks_for_no_timestamp_unless_it_meets_a_lock() -> N
         await two.set("bob", _balance, 2)
         await two.commit()  # bob is committed in the background
         before = _timestamps(db)
-        assert await db.get("bob", _balance) == 2
-        assert _timestamps(db) == before + 1
-        assert await db.get("bob", _balance) == 2
-        assert _timestamps(db) == before + 1
+        for _ in range(2):
+            assert await db.get("bob", _balance) == 2
+            assert _timestamps(db) == before + 1
 
 
 async def test_a_cell_whose_values_expire_takes_a_timestamp(
@@ -571,11 +569,9 @@ async def test_an_owners_late_rollback_of_a_secondary_is_tried_once(here: World)
             here.store.cells[B].clear()
             here.store.collected = here.store.safe_point = await other.start_timestamp()
 
-    commit = client.commit(await client.start_timestamp(), {A: put(b"1"), B: put(b"2")})
-    await commit.prewrite(client.deadline())
+    commit = await locked(client, A, B)
     client.network.before_send = overtaken
-    with pytest.raises(ConflictError):
-        await commit._give_up(ConflictError("no"), client.deadline())
+    await give_up(client, commit)
     await settled(client)
     assert [address(step) for step in client.network.steps].count(B) == 2  # with its prewrite
     assert not here.store.cells[B]

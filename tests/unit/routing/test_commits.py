@@ -358,19 +358,6 @@ async def left_behind(
     return tx
 
 
-@pytest.mark.parametrize("committed", [True, False])
-async def test_a_lock_whose_primary_is_being_deleted_is_settled_as_the_primary_says(
-    monkeypatch: pytest.MonkeyPatch, *, committed: bool
-) -> None:
-    async with connected() as (dead, db, _):
-        await left_behind(dead, monkeypatch, committed=committed)
-        await db.drop_table(deleted)
-        async with db.snapshot(timeout=READ_SECONDS_MAX) as snapshot:
-            assert await snapshot.get("a", other) == (1 if committed else None)
-        async with db.transaction(timeout=READ_SECONDS_MAX) as tx:
-            await tx.set("a", other, 2)
-
-
 async def test_a_lock_whose_primary_is_gone_for_good_is_rolled_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

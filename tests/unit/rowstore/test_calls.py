@@ -39,6 +39,7 @@ from percolator.protocol.write_set import WriteSteps
 from percolator.routing.catalog import NO_OBSERVERS
 from percolator.routing.cells import (
     APPLIED,
+    Answer,
     CellMutation,
     FoundCell,
     ListedStep,
@@ -149,6 +150,17 @@ async def written(rows: ModelStore, row: bytes, columns: Sequence[bytes], since:
     await rows.cells.mutate(commits(begun, committed, row, columns), rows.deadline)
 
 
+async def read_row(rows: ModelStore, columns: Sequence[bytes] = ()) -> RowResult:
+    """Row `a` at 9: these columns, or all."""
+    read = RowRead(row=b"a", columns=columns, all_columns=not columns, timestamp=at(9))
+    (found,) = await rows.cells.read([RowRequest(TABLE, read)], rows.deadline)
+    return found
+
+
+def reads_of(keys: Sequence[bytes]) -> list[RowRequest]:
+    return [RowRequest(TABLE, RowRead(row=key, columns=[b"c"], timestamp=at(9))) for key in keys]
+
+
 async def test_steps_of_one_transaction_on_one_row_are_one_call(rows: ModelStore) -> None:
     counted = CountedStore(rows)
     for some in (
@@ -169,28 +181,38 @@ async def test_checks_stay_below_what_a_filter_may_have(rows: ModelStore) -> Non
     assert 1 < len(counted.calls) < 60
 
 
+@pytest.mark.parametrize(
+    ("before", "steps_", "condition", "calls"),
+    [
+        (
+            [prewrites(at(1), b"a", [b"1"])],
+            prewrites(at(2), b"a", [b"0", b"1", b"2"]),
+            steps.PREWRITE_LOCKED,
+            ["mutate", "read", "mutate"],
+        ),
+        (
+            [prewrites(at(1), b"a", [b"0", b"1", b"2"]), commits(at(1), at(2), b"a", [b"1"])],
+            commits(at(1), at(2), b"a", [b"0", b"1", b"2"]),
+            steps.OWN_COMMIT,
+            ["mutate", "read", "mutate"],
+        ),
+    ],
+    ids=["prewrites", "commits, of which another one has made some"],
+)
 async def test_of_joined_steps_only_those_that_are_not_possible_are_refused(
     rows: ModelStore,
+    before: list[list[CellMutation]],
+    steps_: list[CellMutation],
+    condition: int,
+    calls: list[str],
 ) -> None:
-    await rows.cells.mutate(prewrites(at(1), b"a", [b"1"]), rows.deadline)
+    for some in before:
+        await rows.cells.mutate(some, rows.deadline)
     counted = CountedStore(rows)
-    answers = await rows.cells.mutate(prewrites(at(2), b"a", [b"0", b"1", b"2"]), rows.deadline)
-    assert [answer is APPLIED for answer in answers] == [True, False, True]
-    assert isinstance(answers[1], Refused)
-    assert answers[1].condition == steps.PREWRITE_LOCKED
-    assert counted.calls == ["mutate", "read", "mutate"]
-
-
-async def test_commits_of_which_some_were_made_by_others_are_made_for_the_rest(
-    rows: ModelStore,
-) -> None:
-    await rows.cells.mutate(prewrites(at(1), b"a", [b"0", b"1", b"2"]), rows.deadline)
-    await rows.cells.mutate(commits(at(1), at(2), b"a", [b"1"]), rows.deadline)
-    some = commits(at(1), at(2), b"a", [b"0", b"1", b"2"])
-    answers = await rows.cells.mutate(some, rows.deadline)
-    assert [answer is APPLIED for answer in answers] == [True, False, True]
-    assert isinstance(answers[1], Refused)
-    assert answers[1].condition == steps.OWN_COMMIT
+    first, second, third = await rows.cells.mutate(steps_, rows.deadline)
+    assert first is third is APPLIED
+    assert isinstance(second, Refused)
+    assert (second.condition, counted.calls) == (condition, calls)
 
 
 async def test_two_steps_of_one_cell_are_two_calls_in_their_order(rows: ModelStore) -> None:
@@ -199,18 +221,21 @@ async def test_two_steps_of_one_cell_are_two_calls_in_their_order(rows: ModelSto
     assert await rows.cells.mutate([prewrite, commit], rows.deadline) == [APPLIED] * 2
 
 
-async def test_what_was_not_executed_is_sent_again(rows: ModelStore) -> None:
-    counted = CountedStore(rows, NotExecuted("busy"), NotExecuted("busy"))
-    assert await rows.cells.mutate(prewrites(at(1), b"a", [b"0"]), rows.deadline) == [APPLIED]
-    assert counted.calls == ["mutate"] * 3
+LOST = ExecutionUnknown("no answer")
 
 
-async def test_what_may_have_been_executed_is_not(rows: ModelStore) -> None:
-    """Only the protocol knows what repeating it would mean."""
-    lost = ExecutionUnknown("no answer")
-    counted = CountedStore(rows, lost)
-    assert await rows.cells.mutate(prewrites(at(1), b"a", [b"0"]), rows.deadline) == [lost]
-    assert counted.calls == ["mutate"]
+@pytest.mark.parametrize(
+    ("failures", "answer"),
+    [([NotExecuted("busy")] * 2, APPLIED), ([LOST], LOST)],
+    ids=["not executed", "perhaps executed"],
+)
+async def test_only_what_was_not_executed_is_sent_again(
+    rows: ModelStore, failures: list[PercolatorError], answer: Answer
+) -> None:
+    """Only the protocol knows what repeating another step would mean."""
+    counted = CountedStore(rows, *failures)
+    assert await rows.cells.mutate(prewrites(at(1), b"a", [b"0"]), rows.deadline) == [answer]
+    assert counted.calls == ["mutate"] * (3 if answer is APPLIED else 1)
 
 
 class TwiceStore(CountedStore):
@@ -254,16 +279,13 @@ async def test_a_question_that_is_not_answered_in_time_was_not_executed(rows: Mo
 async def test_a_read_is_repeated_until_it_is_answered(rows: ModelStore) -> None:
     await written(rows, b"a", [b"0"])
     CountedStore(rows, ExecutionUnknown("lost"), NotExecuted("busy"))
-    found = await rows.cells.read_cell(TABLE, b"a", b"0", at(9), rows.deadline)
-    assert found is not None
-    assert found is not None
+    assert await rows.cells.read_cell(TABLE, b"a", b"0", at(9), rows.deadline) is not None
 
 
 async def test_rows_that_want_the_same_columns_are_one_call(rows: ModelStore) -> None:
     counted = CountedStore(rows)
-    reads = [RowRead(row=b"%d" % n, columns=[b"c"], timestamp=at(9)) for n in range(100)]
-    requests = [RowRequest(TABLE, read) for read in [*reads, *reads[:3]]]
-    assert len(await rows.cells.read(requests, rows.deadline)) == 103
+    keys = [b"%d" % number for number in range(100)]
+    assert len(await rows.cells.read(reads_of([*keys, *keys[:3]]), rows.deadline)) == 103
     assert counted.calls == ["read"]
 
 
@@ -273,8 +295,7 @@ async def test_long_keys_are_read_with_as_many_calls_as_the_store_permits(rows: 
     for key in keys:
         await written(rows, key, [b"c"])
     store = CountedStore(rows)
-    reads = [RowRead(row=key, columns=[b"c"], timestamp=at(9)) for key in keys]
-    results = await rows.cells.read([RowRequest(TABLE, one) for one in reads], rows.deadline)
+    results = await rows.cells.read(reads_of(keys), rows.deadline)
     assert all(result.found for result in results)
     assert store.calls == ["read"] * 4
 
@@ -290,8 +311,7 @@ async def test_a_read_ends_when_it_has_found_more_than_its_caller_wants(rows: Mo
         for step in (begun, ended):
             assert await rows.cells.mutate(_of([step]), rows.deadline) == [APPLIED]
     counted = CountedStore(rows)
-    reads = [RowRead(row=key, columns=[b"c"], timestamp=at(9)) for key in keys]
-    requests = [RowRequest(TABLE, read) for read in reads]
+    requests = reads_of(keys)
     with pytest.raises(InvalidArgument, match=r"^rows: .* more than 500 bytes"):
         await rows.cells.read(requests, rows.deadline, bytes_max=500)
     assert len(counted.calls) < 10
@@ -303,9 +323,7 @@ async def test_a_read_of_more_columns_than_a_call_can_name_finds_them_and_no_oth
 ) -> None:
     names = [b"%0200d" % number for number in range(100)]
     await written(rows, b"a", [*names, b"unwanted"])
-    read = RowRead(row=b"a", columns=names, timestamp=at(9))
-    (result,) = await rows.cells.read([RowRequest(TABLE, read)], rows.deadline)
-    assert sorted(result.found) == names
+    assert sorted((await read_row(rows, names)).found) == names
 
 
 async def test_a_scan_finds_the_columns_with_a_prefix_and_no_others(rows: ModelStore) -> None:
@@ -380,9 +398,8 @@ async def test_values_apart_are_read_in_as_many_calls_as_their_columns_take(
     ends = _of(steps.commit_secondary(b"a", one, at(1), at(2), record, ()) for one in names)
     assert await rows.cells.mutate(ends, rows.deadline) == [APPLIED] * 100
     counted = CountedStore(rows)
-    read = RowRequest(TABLE, RowRead(row=b"a", timestamp=at(3), all_columns=True))
-    (found,) = await rows.cells.read([read], rows.deadline)
-    assert {name: cell.value for name, cell in found.found.items()} == dict.fromkeys(names, value)
+    found = (await read_row(rows)).found
+    assert {name: cell.value for name, cell in found.items()} == dict.fromkeys(names, value)
     assert 2 < len(counted.calls) < 20
 
 
@@ -453,21 +470,17 @@ async def _read(rows: ModelStore, row: bytes, number: int = 9) -> object:
     return await rows.cells.read_cell(TABLE, row, b"0", at(number), rows.deadline)
 
 
-async def test_reads_at_one_timestamp_that_begin_together_are_one_call(filled: ModelStore) -> None:
+@pytest.mark.parametrize(
+    "numbers", [(9, 9, 9), (9, 5, 7)], ids=["at one timestamp", "of several transactions"]
+)
+async def test_reads_that_begin_together_are_one_call(
+    filled: ModelStore, numbers: tuple[int, ...]
+) -> None:
     store = CountedStore(filled)
-    found = await asyncio.gather(*(_read(filled, row) for row in [*ROWS, b"a"]))
+    asked = [*zip(ROWS, numbers, strict=True), (b"a", 9)]
+    found = await asyncio.gather(*(_read(filled, row, number) for row, number in asked))
     cell = FoundCell(at(2), b"v")
-    assert found == [cell, cell, None, cell]
-    assert store.calls == ["read"]
-
-
-async def test_reads_of_several_transactions_are_one_call(filled: ModelStore) -> None:
-    store = CountedStore(filled)
-    found = await asyncio.gather(
-        _read(filled, b"a", 9), _read(filled, b"b", 5), _read(filled, b"c", 7)
-    )
-    assert list(found) == [FoundCell(at(2), b"v"), FoundCell(at(2), b"v"), None]
-    assert store.calls == ["read"]
+    assert (found, store.calls) == ([cell, cell, None, cell], ["read"])
 
 
 @pytest.mark.parametrize("leads", [1, 9])
@@ -625,9 +638,24 @@ def store() -> _Store:
     return _Store()
 
 
-async def test_those_who_write_at_the_same_time_share_a_call(store: _Store) -> None:
-    await asyncio.gather(store.write(b"a", b"b"), store.write(b"c"), store.write(b"a"))
-    assert store.calls == [[b"a", b"b", b"c"]]
+@pytest.mark.parametrize(
+    ("writes", "calls"),
+    [
+        ([{"keys": b"ab"}, {"keys": b"c"}, {"keys": b"a"}], [[b"a", b"b", b"c"]]),
+        ([{"keys": b"a"}, {"keys": b"b", "deadline": DEADLINE - 1.0}], [[b"a"], [b"b"]]),
+        ([{"keys": b"a"}, {"keys": b"a", "value": b"another"}], [[b"a"], [b"a"]]),
+    ],
+    ids=["together", "no later deadline", "no row that is to become two things"],
+)
+async def test_those_who_write_at_the_same_time_share_a_call(
+    store: _Store, writes: list[dict[str, Any]], calls: list[list[bytes]]
+) -> None:
+    works = []
+    for options in writes:
+        keys = [bytes([key]) for key in options.pop("keys")]
+        works.append(store.write(*keys, **options))
+    await asyncio.gather(*works)
+    assert store.calls == calls
 
 
 async def test_nobody_joins_a_call_that_was_sent(store: _Store) -> None:
@@ -638,19 +666,25 @@ async def test_nobody_joins_a_call_that_was_sent(store: _Store) -> None:
     assert store.calls == [[b"a"], [b"b"]]
 
 
-async def test_if_the_call_fails_each_of_the_others_writes_for_itself() -> None:
-    store = _Store(InvalidArgument("row", "refused"))
-    works = [store.write(b"a"), store.write(b"b"), store.write(b"c")]
-    found = await asyncio.gather(*works, return_exceptions=True)
-    assert [type(one) for one in found] == [InvalidArgument, type(None), type(None)]
-    assert store.calls == [[b"a", b"b", b"c"], [b"b"], [b"c"]]
-
-
-async def test_who_fails_a_second_time_is_told() -> None:
-    store = _Store(DeadlineExceeded("late"), DeadlineExceeded("later"))
+@pytest.mark.parametrize(
+    ("failures", "told", "calls"),
+    [
+        ([InvalidArgument("row", "refused")], ["row: refused", "None"], [[b"a", b"b"], [b"b"]]),
+        (
+            [DeadlineExceeded("late"), DeadlineExceeded("later")],
+            ["late", "later"],
+            [[b"a", b"b"], [b"b"]],
+        ),
+    ],
+    ids=["once", "twice"],
+)
+async def test_if_the_call_fails_each_of_the_others_writes_for_itself_and_is_told(
+    failures: list[PercolatorError], told: list[str], calls: list[list[bytes]]
+) -> None:
+    store = _Store(*failures)
     works = [store.write(b"a"), store.write(b"b")]
     found = await asyncio.gather(*works, return_exceptions=True)
-    assert [str(one) for one in found] == ["late", "later"]
+    assert ([str(one) for one in found], store.calls) == (told, calls)
 
 
 @pytest.mark.parametrize("cancelled", [0, 1])
@@ -661,16 +695,6 @@ async def test_a_cancelled_write_cancels_no_other(store: _Store, cancelled: int)
     await works[1 - cancelled]
     with pytest.raises(asyncio.CancelledError):
         await works[cancelled]
-
-
-async def test_no_write_waits_for_a_call_with_a_later_deadline(store: _Store) -> None:
-    await asyncio.gather(store.write(b"a"), store.write(b"b", deadline=DEADLINE - 1.0))
-    assert store.calls == [[b"a"], [b"b"]]
-
-
-async def test_a_row_that_is_to_become_two_things_is_not_shared(store: _Store) -> None:
-    await asyncio.gather(store.write(b"a"), store.write(b"a", value=b"another"))
-    assert store.calls == [[b"a"], [b"a"]]
 
 
 async def test_a_call_writes_a_limited_number_of_rows(store: _Store) -> None:

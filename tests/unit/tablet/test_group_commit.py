@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -195,7 +196,7 @@ async def test_a_full_queue_refuses_and_says_when_to_retry() -> None:
     ids=["many mutations", "large values"],
 )
 async def test_a_long_request_is_cut_into_batches_and_answered_as_one(
-    disk: SlowDisk, limits: dict[str, int], count: int, value: bytes, batches: int
+    disk: SlowDisk, limits: dict[str, Any], count: int, value: bytes, batches: int
 ) -> None:
     rig = await Rig(disk=disk, **limits).open()
     before = disk.writes

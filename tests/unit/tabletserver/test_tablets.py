@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +106,13 @@ async def test_a_schema_version_ordered_while_the_tablet_is_opened_again_is_judg
 ) -> None:
     """Acknowledged but not judged under, observed cells would change without a notification."""
     (served,) = serving.tablets.all()
-    loading, go_on, load = asyncio.Event(), asyncio.Event(), opening.load
+    loading, go_on = asyncio.Event(), asyncio.Event()
 
-    async def slow(state: TabletState) -> None:
+    async def wait() -> None:
         loading.set()
         await go_on.wait()
-        await load(state)
 
-    monkeypatch.setattr(opening, "load", slow)
+    _before_loading(monkeypatch, wait)
     serving.store.disks[1].failures = 1
     await serving.mutate(put(1, b"row"))
     await loading.wait()
@@ -123,6 +122,17 @@ async def test_a_schema_version_ordered_while_the_tablet_is_opened_again_is_judg
     assert (await order).schema_version == 2
     assert served.report().schema_version == 2
     assert (await served.serving()).schema_version == 2
+
+
+def _before_loading(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Awaitable[object]]) -> None:
+    """What comes before a tablet that is opened takes in what is stored."""
+    load = opening.load
+
+    async def later(state: TabletState) -> None:
+        await work()
+        await load(state)
+
+    monkeypatch.setattr(opening, "load", later)
 
 
 async def test_a_schema_version_is_reported_once_the_batch_under_the_older_one_is_answered(
@@ -160,13 +170,7 @@ async def test_an_order_to_open_is_carried_out_even_if_its_caller_stops_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If each order cancelled the last one, a tablet that opens slowly would never be open."""
-    load = opening.load
-
-    async def slow(state: TabletState) -> None:
-        await machine.clock.sleep(5.0)
-        await load(state)
-
-    monkeypatch.setattr(opening, "load", slow)
+    _before_loading(monkeypatch, lambda: machine.clock.sleep(5.0))
     for _ in range(2):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(2.0):
@@ -200,11 +204,7 @@ async def test_a_tablet_that_is_still_being_opened_has_moved_once_another_owner_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise clients that were sent here earlier would ask here while this disk hangs."""
-
-    async def hangs(state: TabletState) -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(opening, "load", hangs)
+    _before_loading(monkeypatch, asyncio.Event().wait)
     order = await under_way(machine.open(1), seconds=0.01)
     (result,) = await machine.mutate(put(1, b"row"))
     assert result.error.HasField("not_ready")
@@ -311,11 +311,15 @@ async def test_closing_waits_for_the_running_batch_and_is_repeatable(serving: Ma
     assert await serving.value(1, b"row", epoch=2) == b"v"
 
 
-async def test_an_order_to_close_an_older_epoch_is_refused(machine: Machine) -> None:
-    await machine.open(1, epoch=5)
+async def test_an_order_about_an_older_epoch_is_refused_with_the_one_that_is_served(
+    machine: Machine,
+) -> None:
+    await machine.open(1, epoch=9)
     with pytest.raises(TabletMoved):
         await machine.tablets.close(1, 4)
-    assert len(machine.tablets.all()) == 1
+    with pytest.raises(TabletMoved) as refused:
+        await machine.open(1, epoch=3)
+    assert (refused.value.highest_epoch, len(machine.tablets.all())) == (9, 1)
 
 
 async def test_closing_ends_the_attempts_to_open_again(serving: Machine) -> None:
@@ -446,13 +450,8 @@ async def test_a_tablet_that_failed_is_closed_whatever_is_ordered_at_that_moment
 
 def _loading_waits(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Opening a tablet stops half-way until this is set."""
-    go_on, load = asyncio.Event(), opening.load
-
-    async def slow(state: TabletState) -> None:
-        await go_on.wait()
-        await load(state)
-
-    monkeypatch.setattr(opening, "load", slow)
+    go_on = asyncio.Event()
+    _before_loading(monkeypatch, go_on.wait)
     return go_on
 
 
@@ -498,19 +497,13 @@ async def test_what_is_opened_when_the_process_ends_is_closed_and_nothing_that_w
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = Machine(store=(store := _StoreOfOne()))
-
-    async def hangs(state: TabletState) -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(opening, "load", hangs)
+    _loading_waits(monkeypatch)
     orders = [asyncio.create_task(machine.open(1, epoch=epoch)) for epoch in (1, 1, 2)]
     await asyncio.sleep(0.01)
     await machine.tablets.close_all()
     ended = await asyncio.gather(*orders, return_exceptions=True)
     assert all(isinstance(one, asyncio.CancelledError) for one in ended)
-    assert machine.tablets.all() == []
-    assert store.opened == 1
-    assert not store.any_open
+    assert (machine.tablets.all(), store.opened, store.any_open) == ([], 1, False)
 
 
 @pytest.mark.parametrize("order", ["close", "open at a higher epoch"])
@@ -687,13 +680,6 @@ async def test_a_name_that_no_master_gave_out_is_not_told_as_an_epoch() -> None:
     assert (await refusal(3, f"e{EPOCH_MAX + 1}")).highest_epoch == 0
 
 
-async def test_a_server_that_serves_a_higher_epoch_tells_it(machine: Machine) -> None:
-    await machine.open(1, epoch=9)
-    with pytest.raises(TabletMoved) as refused:
-        await machine.open(1, epoch=3)
-    assert refused.value.highest_epoch == 9
-
-
 # Directories under a live name whose epoch was sealed: created by a deposed owner.
 
 CHILD = Path("/store/1/8")
@@ -715,22 +701,17 @@ async def make_ghost(files: MemoryFiles) -> None:
     await write(files, TABLET / "e1" / "LOCK")
 
 
-async def test_a_ghost_is_put_aside_and_what_was_sealed_is_inherited() -> None:
+async def test_a_ghost_is_put_aside_and_what_was_sealed_is_inherited_and_so_is_a_second() -> None:
+    """The claimant that renamed the first ghost died before it removed it."""
     files = await haunted()
     owner = await take_over(files, TABLET, 2, clone_leveldb)
     assert await files.list(owner.path) == ["000003.log", "CURRENT"]
     assert await files.list(TABLET) == ["e1.sealed", "e1.withdrawn", "e2"]
-    await remove_superseded(files, TABLET, 2)
-    assert await files.list(TABLET) == ["e1.sealed", "e2"]
-
-
-async def test_a_second_ghost_is_put_aside_as_the_first_was() -> None:
-    """The claimant that renamed the first ghost died before it removed it."""
-    files = await haunted()
-    await take_over(files, TABLET, 2, clone_leveldb)
     await make_ghost(files)
     owner = await take_over(files, TABLET, 3, clone_leveldb)
     assert await files.list(owner.path) == ["000003.log", "CURRENT"]
+    await remove_superseded(files, TABLET, 3)
+    assert await files.list(TABLET) == ["e2.sealed", "e3"]
 
 
 async def test_a_child_is_cloned_from_what_was_sealed_and_not_from_the_ghost() -> None:

@@ -111,21 +111,26 @@ def test_a_method_that_no_role_may_call_is_one_that_an_older_gateway_does_not_kn
     assert type(from_rpc_error(call, "/percolator.v1.New/Method at a:1")) is expected
 
 
-@pytest.mark.parametrize(("told", "expected"), [("", "Scan at a:1"), ("tablet 7", "tablet 7")])
-def test_a_typed_error_without_a_place_names_the_address_that_was_dialled(
-    told: str, expected: str
-) -> None:
-    sent = errors.NotReady("starting", retry_after_seconds=0.5, where=told)
+def _starting(where: str) -> grpc.aio.AioRpcError:
+    sent = errors.NotReady("starting", retry_after_seconds=0.5, where=where)
     trailer = to_trailer(status_code(sent), str(sent), to_detail(sent))
-    found = from_rpc_error(failed_call(status_code(sent), "starting", trailer), "Scan at a:1")
-    assert type(found) is errors.NotReady
-    assert found.where == expected
+    return failed_call(status_code(sent), "starting", trailer)
 
 
-def test_a_call_that_reached_no_server_names_the_address_that_was_dialled() -> None:
-    found = from_rpc_error(failed_call(grpc.StatusCode.UNAVAILABLE, "refused"), "Scan at a:1")
-    assert type(found) is errors.Unavailable
-    assert found.where == "Scan at a:1"
+@pytest.mark.parametrize(
+    ("call", "kind", "where"),
+    [
+        (_starting(""), errors.NotReady, "Scan at a:1"),
+        (_starting("tablet 7"), errors.NotReady, "tablet 7"),
+        (failed_call(grpc.StatusCode.UNAVAILABLE, "refused"), errors.Unavailable, "Scan at a:1"),
+    ],
+    ids=["a typed error without a place", "one with a place", "no server was reached"],
+)
+def test_an_error_without_a_place_names_the_address_that_was_dialled(
+    call: grpc.aio.AioRpcError, kind: type[errors.PercolatorError], where: str
+) -> None:
+    found = from_rpc_error(call, "Scan at a:1")
+    assert (type(found), found.where) == (kind, where)
 
 
 @pytest.mark.parametrize(
@@ -208,16 +213,19 @@ def test_a_part_of_a_frame_is_kept() -> None:
     assert reader.kept
 
 
-@pytest.mark.parametrize("noise", [b"G", b"\x16\x03\x01", PREAMBLE[:-2] + b"2\n"])
-def test_what_does_not_begin_with_the_preamble_is_refused_at_its_first_byte(noise: bytes) -> None:
-    reader = FrameReader(1000, PREAMBLE)
+@pytest.mark.parametrize(
+    ("noise", "begins", "said"),
+    [
+        (b"G", PREAMBLE, "does not begin"),
+        (b"\x16\x03\x01", PREAMBLE, "does not begin"),
+        (PREAMBLE[:-2] + b"2\n", PREAMBLE, "does not begin"),
+        (HEADER.pack(1001, Kind.CALL, 1), b"", "1001 bytes, at most 1000"),
+    ],
+)
+def test_what_is_no_frame_or_too_large_is_refused_at_its_first_bytes(
+    noise: bytes, begins: bytes, said: str
+) -> None:
+    reader = FrameReader(1000, begins)
     reader.add(noise)
-    with pytest.raises(NotFrames, match="does not begin"):
-        reader.next()
-
-
-def test_a_frame_that_is_too_large_is_refused_by_its_header() -> None:
-    reader = FrameReader(1000)
-    reader.add(HEADER.pack(1001, Kind.CALL, 1))
-    with pytest.raises(NotFrames, match="1001 bytes, at most 1000"):
+    with pytest.raises(NotFrames, match=said):
         reader.next()
