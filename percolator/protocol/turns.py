@@ -26,6 +26,7 @@ from percolator.errors import (
     NotExecuted,
     Overloaded,
     PercolatorError,
+    SchemaError,
     UsageError,
 )
 from percolator.protocol.environment import Environment
@@ -135,6 +136,10 @@ class TransactionTurns:
         except Overloaded:
             self.held.pop(cell, None)
             raise
+        except SchemaError:  # the table was dropped: the next attempt uses another one
+            self.asked.pop(cell, None)
+            self.held.pop(cell, None)
+            return None
         except (NotExecuted, ExecutionUnknown, UsageError):
             # It is advice: the reads and the commit say what is wrong. A server of an earlier
             # release has no such procedure, which is a `UsageError`.

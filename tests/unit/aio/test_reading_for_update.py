@@ -255,6 +255,20 @@ async def test_a_forgotten_await_is_named_as_it_was_written(db: Database) -> Non
         await tx.commit()
 
 
+async def test_one_that_waits_while_its_table_is_dropped_runs_in_the_next(
+    db: Database, increments: Increments
+) -> None:
+    first = db.transaction()
+    await first.get("bob", balance, for_update=True)
+    waiting = asyncio.create_task(increments.run(db, 1))
+    await asyncio.sleep(0.001)
+    await db.drop_table(accounts)
+    await db.create_table(accounts)
+    await waiting
+    assert await db.get("bob", balance) == 1
+    first.rollback()
+
+
 async def test_clients_that_lose_to_each_other_go_in_turn() -> None:
     attempts = 0
 
