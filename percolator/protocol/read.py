@@ -362,8 +362,9 @@ async def _read_ahead(
             reading.popleft()
             reading.extend(_PartRead(pages_of(part)) for part in islice(left, 1))
     finally:
-        for one in reading:
-            await one.stop()
+        tasks = [one.stop() for one in reading]  # all before it waits: that may be cancelled
+        if tasks:
+            await asyncio.wait(tasks)
 
 
 class _PartRead:
@@ -392,10 +393,11 @@ class _PartRead:
             self._free.release()
         return page
 
-    async def stop(self) -> None:
+    def stop(self) -> asyncio.Task[None]:
+        """Cancels what is being read, and returns the task that it ends with."""
         stop_waiting_for(self._task)
         self._task.cancel()
-        await asyncio.wait({self._task})
+        return self._task
 
 
 async def _counted_pages(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -466,6 +467,29 @@ async def test_a_scan_that_is_left_early_leaves_no_reads_behind(
         await anext(pages)
     assert bool(client.network.scans) == bool(pages_read)
     await pages.aclose()
+    assert not client.network.scans
+
+
+async def test_a_scan_that_is_cancelled_twice_leaves_no_reads_behind(here: World) -> None:
+    await _ten_rows(here)
+    client = here.client()
+    start, found = await client.start_timestamp(), asyncio.Event()
+
+    async def read_and_wait() -> None:
+        async with aclosing(_scan_where(client, start)) as pages:
+            await anext(pages)
+            found.set()
+            await asyncio.Event().wait()
+
+    reading = asyncio.create_task(read_and_wait())
+    await found.wait()
+    reading.cancel()
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    for _ in range(3):
+        await asyncio.sleep(0)
     assert not client.network.scans
 
 
