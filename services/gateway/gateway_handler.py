@@ -70,6 +70,8 @@ class GatewayHandler:
         for place, query in enumerate(request.rows):
             field = f"rows[{place}]"
             caller.require_read(query.table, query.row, query.row + b"\0")
+            if request.for_update:  # it would hold up those who may write
+                caller.require_write(query.table, query.row)
             self._requests.check_row_query(field, query)
             table_id = await self._requests.table_id(f"{field}.table", query.table, start, deadline)
             read = RowRead(

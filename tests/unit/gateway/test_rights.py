@@ -116,6 +116,13 @@ async def test_rows_outside_of_them_are_not_read(one: Gateway, rights: Rights) -
                 break
 
 
+async def test_who_may_not_write_holds_up_no_writer(one: Gateway) -> None:
+    query = pb.RowQuery(table=TABLE, row=b"a", columns=[COLUMN])
+    asked = pb.GetRequest(start_timestamp=await one.begin(), rows=[query], for_update=True)
+    with token(READER), refuses("write"):
+        await one.handler.get(asked)
+
+
 @pytest.mark.parametrize("kind", [PUT, DELETE, LOCK, pb.CellWrite.KIND_READ_LOCK])
 @pytest.mark.parametrize("rights", [EUROPE, READER, OTHER, NOTHING])
 async def test_a_commit_with_a_row_outside_of_them_writes_nothing(
