@@ -317,8 +317,11 @@ async def count_rows(
 
 
 TABLETS_AT_ONCE = 4
-PAGES_AHEAD = 4
-"""How many pages of each tablet may wait for the caller."""
+AHEAD_BYTES_MAX = 4 << 20
+"""How much of each tablet may wait for the caller, unless one page has more. It is no number of
+pages: most have few rows or none, and with few of them ahead, only one tablet would be read."""
+_CELL_BYTES = 256
+"""What a cell takes in memory, besides its value, and a page without any."""
 
 _Page = tuple[list[FoundRow], int]
 """Rows, and how many others were counted."""
@@ -372,25 +375,32 @@ class _PartRead:
 
     def __init__(self, pages: AsyncGenerator[_Page, None]) -> None:
         self._pages = pages
-        self._found: asyncio.Queue[_Page | None] = asyncio.Queue()
-        """None at the end, also after an error."""
-        self._free = asyncio.Semaphore(PAGES_AHEAD)
+        self._found: asyncio.Queue[tuple[_Page, int] | None] = asyncio.Queue()
+        """Pages with their sizes; None at the end, also after an error."""
+        self._ahead_bytes = 0
+        self._taken = asyncio.Event()
         self._task = asyncio.ensure_future(self._read())
         self._task.add_done_callback(lambda _: self._found.put_nowait(None))
 
     async def _read(self) -> None:
         async with aclosing(self._pages):
             async for page in self._pages:
-                await self._free.acquire()
-                self._found.put_nowait(page)
+                size = _size(page)
+                while self._ahead_bytes and self._ahead_bytes + size > AHEAD_BYTES_MAX:
+                    self._taken.clear()
+                    await self._taken.wait()
+                self._ahead_bytes += size
+                self._found.put_nowait((page, size))
 
     async def next_page(self) -> _Page | None:
         """The next page; None after the last one."""
-        page = await self._found.get()
-        if page is None:
+        found = await self._found.get()
+        if found is None:
             await self._task  # raises its error
-        else:
-            self._free.release()
+            return None
+        page, size = found
+        self._ahead_bytes -= size
+        self._taken.set()
         return page
 
     def stop(self) -> asyncio.Task[None]:
@@ -398,6 +408,11 @@ class _PartRead:
         stop_waiting_for(self._task)
         self._task.cancel()
         return self._task
+
+
+def _size(page: _Page) -> int:
+    values = [cell.value for _, cells in page[0] for cell in cells.values()]
+    return _CELL_BYTES * (1 + len(values)) + sum(len(value) for value in values if value)
 
 
 async def _counted_pages(

@@ -470,6 +470,21 @@ async def test_a_scan_that_is_left_early_leaves_no_reads_behind(
     assert not client.network.scans
 
 
+@pytest.mark.parametrize(("value", "is_read"), [(b"0", True), (b"1" * (1 << 20), False)])
+async def test_tablets_are_read_ahead_to_the_end_unless_much_of_them_would_wait(
+    here: World, value: bytes, is_read: bool
+) -> None:
+    client = here.client()
+    rows = [b"%02d" % row for row in (*range(5), *range(20, 40))]
+    await client.write({CellAddress(1, row, b"x"): put(value) for row in rows})
+    await client.write({CellAddress(1, b"00", b"x"): put(b"1")})
+    await settled(client)
+    async with aclosing(_scan_where(client, await client.start_timestamp())) as pages:
+        await anext(pages)
+        await asyncio.sleep(10.0)
+        assert (b"2" not in client.network.scans) == is_read
+
+
 async def test_a_scan_that_is_cancelled_twice_leaves_no_reads_behind(here: World) -> None:
     await _ten_rows(here)
     client = here.client()
