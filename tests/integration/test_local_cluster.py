@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -151,33 +150,6 @@ def test_a_launcher_that_cannot_start_everything_leaves_nothing_behind(tmp_path:
     assert (tmp_path / "store" / "somebody-elses-file").read_text() == "precious"
 
 
-def test_services_of_one_cluster_refuse_the_store_of_another(
-    stopped: Stopped, tmp_path: Path
-) -> None:
-    arguments = ["--store", str(tmp_path / "store")]
-    master = ServiceProcess("master", "master", arguments, logs=tmp_path, run=tmp_path)
-    master.start()
-    try:
-        address = master.wait_ready(START_SECONDS).address
-        command = [
-            sys.executable,
-            "-m",
-            "percolator.cli",
-            "serve",
-            "oracle",
-            "--listen",
-            "127.0.0.1:0",
-        ]
-        command += ["--metrics-listen", "", "--masters", address]
-        command += ["--store", str(stopped.data / "store")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    finally:
-        master.ask_to_stop()
-        master.wait_stopped()
-    assert done.returncode == 2
-    assert "cluster" in done.stderr.strip().splitlines()[-1]
-
-
 def test_killing_the_launcher_leaves_no_orphans(tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -276,29 +248,6 @@ async def test_no_kind_is_listed_at_the_address_of_another_that_answers_there(
             with pytest.raises(InvalidArgument, match=rf"server\.kind: {why}"):
                 await register(pb.RegisterRequest(server=false), SECONDS)
         assert await kinds_at(cluster, network, one.address) == [one.kind]
-
-
-async def test_a_port_may_be_given_to_another_kind_of_server_at_once(
-    network: GrpcNetwork, cluster: LocalCluster, tmp_path: Path
-) -> None:
-    gateway = cluster.processes["gateway"]
-    address = gateway.address
-    gateway.kill()
-    successor = ServiceProcess(
-        "successor",
-        "lockservice",
-        ["--masters", cluster.address],
-        logs=tmp_path,
-        run=tmp_path,
-    )
-    successor.listen_on(address)
-    try:
-        successor.start()
-        successor.wait_ready(SECONDS)
-        assert await kinds_at(cluster, network, address) == [pb.SERVICE_KIND_LOCK_SERVICE]
-    finally:
-        successor.ask_to_stop()
-        successor.wait_stopped()
 
 
 # A store that another process has open is refused, and the error names that process.
@@ -501,16 +450,3 @@ def test_a_start_after_a_killed_launcher_is_not_confused_by_what_it_left(here: P
         assert alive == []
         again.process.terminate()
         assert again.process.wait(60) == 0, again.said()
-
-
-@pytest.mark.timeout(180)
-def test_a_store_of_a_later_release_names_the_releases_that_can_read_it(here: Path) -> None:
-    store = here / ".percolator" / "store"
-    store.mkdir(parents=True)
-    identity = {"cluster_id": "c", "format": 99, "created_by": "9.9.9"}
-    (store / "cluster.json").write_text(json.dumps(identity))
-    launcher = Launcher(here, "--tablet-servers", "0")
-    assert launcher.process.wait(60) == 2
-    (line,) = (line for line in launcher.said().splitlines() if line.startswith("error: "))
-    assert "has format 99, written by release 9.9.9" in line
-    assert line.endswith("use a release that opens format 99")

@@ -154,6 +154,17 @@ def test_an_unusable_store_root_is_one_line_and_exit_code_2(
     assert named in refused_start(tmp_path, service)
 
 
+def test_a_service_refuses_the_store_of_another_cluster_than_its_masters(
+    start: Start, tmp_path: Path
+) -> None:
+    master = start("master", "--store", str(tmp_path / "own"))
+    other = tmp_path / "store"
+    other.mkdir()
+    (other / "cluster.json").write_text('{"cluster_id": "another", "format": 1}')
+    line = refused_start(tmp_path, "oracle", "--masters", master.address)
+    assert "belongs to cluster another" in line
+
+
 def test_an_oracle_leaves_the_store_of_a_newer_release_alone(tmp_path: Path) -> None:
     of_a_newer_release(tmp_path / "store")
     refused_start(tmp_path, "oracle")

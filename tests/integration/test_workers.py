@@ -8,20 +8,17 @@ import re
 import subprocess
 import sys
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import percolator
 from percolator import Database, Table, Transaction, aio, codecs
-from percolator.services.local.cluster import START_SECONDS, LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from percolator.world import Random
 from tests.chaos.clients import Clients, lives
 from tests.chaos.supervisor import supervising
@@ -80,26 +77,6 @@ def test_workers_killed_at_work_lose_no_change_and_handle_none_twice(
     db.wait_for_observers(timeout=WAIT_SECONDS)
     assert counts(db, packed) == {1: ROWS}
     assert counts(db, shipped) == {1: ROWS}
-
-
-def test_a_worker_reports_its_health_and_its_observers_counters(
-    cluster: LocalCluster, db: Database
-) -> None:
-    with db.transaction() as tx:
-        tx.set("one more", placed, 1)
-    db.wait_for_observers(timeout=WAIT_SECONDS)
-    commits = 0.0
-    for name in ("worker", "worker-2"):
-        ready = cluster.processes[name].wait_ready(START_SECONDS)
-        with grpc.insecure_channel(ready.address) as channel:
-            health = health_pb2_grpc.HealthStub(channel)
-            answer = health.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_SECONDS)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        with urllib.request.urlopen(f"http://{ready.metrics_address}/metrics") as page:
-            for line in page.read().decode().splitlines():
-                if line.startswith('percolator_observer_commits_total{observer="pack"'):
-                    commits += float(line.rpartition(" ")[2])
-    assert commits >= 1
 
 
 def test_dead_letters_are_listed_shown_retried_and_cleared(

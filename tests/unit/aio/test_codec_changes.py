@@ -83,15 +83,6 @@ async def test_a_change_of_another_column_stops_nothing(db: Database, cluster: C
     assert await db.get("a", owner) == "bob"
 
 
-async def test_a_client_that_only_reads_learns_of_a_change(db: Database, cluster: Cluster) -> None:
-    await put(db, balance, a=1)
-    await cluster.change_codecs(CHANGE)
-    await db.get("a", balance)  # a tablet says that there is a newer schema
-    await asyncio.sleep(1)
-    with pytest.raises(SchemaError, match="declares the codec integer, but the table has text"):
-        await db.get("a", balance)
-
-
 class WithoutDescriptions(Cluster):
     """Its master describes no table while a test does not want it to."""
 
@@ -182,31 +173,6 @@ async def _refused(db: Database, how: str) -> bool:
     except SchemaError as error:
         return "the program declares the codec" in str(error)
     return False
-
-
-class Asked(Cluster):
-    """Counts how often it is asked for a schema."""
-
-    times = 0
-
-    async def describe_table(
-        self, request: master_pb2.DescribeTableRequest
-    ) -> master_pb2.DescribeTableResponse:
-        self.times += 1
-        return await super().describe_table(request)
-
-
-@pytest.mark.parametrize("kind_of_cluster", [Asked])
-async def test_a_client_that_is_refused_all_the_time_asks_once_a_second(
-    db: Database, cluster: Asked
-) -> None:
-    await put(db, balance, a=1)
-    before = cluster.times
-    for _ in range(300):
-        with pytest.raises(SchemaError):
-            await db.get("a", text)
-        await asyncio.sleep(0.01)
-    assert 2 <= cluster.times - before <= 4
 
 
 async def test_observers_and_feeds_change_the_schema_and_no_codec(
@@ -337,6 +303,19 @@ class AskedSlowly(Cluster):
 
 
 @pytest.mark.parametrize("kind_of_cluster", [AskedSlowly])
+async def test_a_client_that_is_refused_all_the_time_asks_once_a_second(
+    db: Database, cluster: AskedSlowly
+) -> None:
+    await put(db, balance, a=1)
+    before = cluster.described
+    for _ in range(300):
+        with pytest.raises(SchemaError):
+            await db.get("a", text)
+        await asyncio.sleep(0.01)
+    assert 2 <= cluster.described - before <= 4
+
+
+@pytest.mark.parametrize("kind_of_cluster", [AskedSlowly])
 async def test_many_weak_notifications_ask_once(db: Database, cluster: AskedSlowly) -> None:
     await cluster.register("first", weak=True)
     engine = db.internal.engine
@@ -414,14 +393,6 @@ async def test_a_backfill_that_is_ahead_of_a_tablet_asks_now_and_then(
 async def test_a_database_of_asyncio_is_not_pickled(db: Database) -> None:
     with pytest.raises(UsageError, match=r"percolator\.connect\(\)"):
         pickle.dumps(db)
-
-
-def test_a_database_that_a_function_for_spark_captures_names_the_one_to_use() -> None:
-    with (
-        percolator.testing.connect() as db,
-        pytest.raises(UsageError, match=r"percolator\.spark\.database\(\)"),
-    ):
-        pickle.dumps({"captured": db})
 
 
 @dataclass

@@ -42,7 +42,6 @@ from percolator.blocking.loop_thread import LoopThread, shared
 from percolator.errors import DeadlineExceeded
 from percolator.observers import worker as asynchronous_worker
 from percolator.process import new_event_loop
-from percolator.protocol import change_reader as following
 from percolator.protocol.commit import Commit
 from percolator.protocol.shared.attempt import Attempt
 from percolator.protocol.shared.driver import SharedCommit
@@ -572,32 +571,6 @@ def test_what_is_wrong_is_told_at_the_call(db: Database) -> None:
     db.set_change_feed(accounts, on=True)
     put(db, "a", 1)
     assert oldest(db) == 0
-
-
-@pytest.mark.timeout(30)
-def test_a_quiet_follower_knows_how_far_it_is(
-    db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(following, "TOLD_SECONDS", 0.0)
-    start = db.timestamp()
-    with db.changes(orders, after=start) as changes:
-        pages = changes.pages()
-        idle = next(pages)
-        assert idle.changes == []
-        assert start < idle.reached
-        put(db, "a", 1)
-        page = next(page for page in pages if page.changes)
-        assert [one.value(price) for one in page.changes] == [1]
-    with db.changes(orders, after=idle.reached) as again:
-        change = next(again)
-        assert change.value(price) == 1
-        assert idle.reached <= again.reached < change.commit_timestamp
-        with pytest.raises(UsageError, match="single changes"):
-            next(again.pages())
-    until = db.timestamp()
-    whole = db.changes(orders, after=start, until=until)
-    assert len(list(whole)) == 1
-    assert whole.reached == until
 
 
 @pytest.mark.timeout(30)

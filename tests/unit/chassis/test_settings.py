@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import math
 import subprocess
 import sys
 import tomllib
@@ -42,7 +41,6 @@ from percolator.services.chassis.server import CannotListen
 from percolator.services.chassis.settings import (
     ListenAddress,
     ServiceSettings,
-    environment_name,
     load,
     to_toml,
 )
@@ -377,15 +375,6 @@ def test_what_print_config_prints_can_be_fed_back(
     assert shop("--config", str(path)) == given_settings
     printed = exits_with_text(capsys, "--config", str(path), "--print-config")
     assert tomllib.loads(printed) == tomllib.loads(to_toml(given_settings))
-
-
-def test_no_setting_can_be_infinite() -> None:
-    with pytest.raises(ValidationError):
-        ShopSettings(patience_seconds=math.inf)
-
-
-def test_the_prefix_of_the_environment_is_the_services_name() -> None:
-    assert environment_name(ShopSettings, "drain_seconds") == "PERCOLATOR_SHOP_DRAIN_SECONDS"
 
 
 def oracle(*names: str) -> list[tuple[str, str]]:

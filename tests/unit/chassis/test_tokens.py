@@ -260,8 +260,7 @@ async def several(answers: AsyncIterator[bytes]) -> None:
 
 async def test_a_stream_ends_within_seconds_once_its_token_is_withdrawn(tmp_path: Path) -> None:
     """Otherwise its owner could go on reading for as long as the server runs."""
-    tokens = tmp_path / "tokens.toml"
-    tokens.write_text(SHOP + BOSS)
+    tokens = tokens_file(tmp_path, SHOP + BOSS)
     watcher = Watcher(tokens)
     answers = watcher.answers()
     await several(answers)
@@ -276,10 +275,9 @@ async def test_a_stream_ends_within_seconds_once_its_token_is_withdrawn(tmp_path
 
 
 async def test_a_stream_ends_within_seconds_once_its_token_expires(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens.toml"
     now = VirtualClock(asyncio.get_running_loop()).wall_milliseconds() / 1000
     end = datetime.fromtimestamp(now, UTC).replace(microsecond=0) + timedelta(seconds=15)
-    tokens.write_text(token_entry("shop", Role.CLIENT, "s3cret", end))
+    tokens = tokens_file(tmp_path, token_entry("shop", Role.CLIENT, "s3cret", end))
     watcher = Watcher(tokens)
     answers = watcher.answers()
     await several(answers)
@@ -290,8 +288,7 @@ async def test_a_stream_ends_within_seconds_once_its_token_expires(tmp_path: Pat
 
 
 async def test_a_stream_ends_when_the_rights_of_its_token_change(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens.toml"
-    tokens.write_text(SHOP + 'read = ["orders", "stock"]\n')
+    tokens = tokens_file(tmp_path, SHOP + 'read = ["orders", "stock"]\n')
     watcher = Watcher(tokens)
     answers = watcher.answers(FOLLOW_CHANGES.path)
     await several(answers)
@@ -303,8 +300,7 @@ async def test_a_stream_ends_when_the_rights_of_its_token_change(tmp_path: Path)
 
 
 async def test_a_stream_goes_on_when_tokens_of_others_are_withdrawn(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens.toml"
-    tokens.write_text(SHOP + BOSS)
+    tokens = tokens_file(tmp_path, SHOP + BOSS)
     watcher = Watcher(tokens)
     answers = watcher.answers()
     await anext(answers)

@@ -118,13 +118,6 @@ def test_without_a_cluster_there_is_nothing_to_hurt(command: list[str]) -> None:
     assert refused(*command).startswith("error: no cluster is running on .percolator")
 
 
-def test_its_options_are_its_own() -> None:
-    told = dev("--help").stdout
-    assert "percolator dev [OPTIONS] COMMAND" in told
-    assert "--temporary" in told
-    assert "SIGKILL" in dev("kill", "--help").stdout
-
-
 @pytest.mark.parametrize("arguments", [["--json", "dev", "ps"], ["dev", "ps", "--json"]])
 def test_processes_are_shown_as_json_to_programs(here: Path, arguments: list[str]) -> None:
     processes = [{"name": "master", "pid": 7, "address": "127.0.0.1:7100", "exit_code": None}]

@@ -865,15 +865,11 @@ async def ask_to_delete(world: ModelCluster, request_id: bytes) -> pb.DeleteTabl
     return await world.call(methods.DELETE_TABLE, name="t", request_id=request_id, seconds=30.0)
 
 
-def fail_over(world: ModelCluster) -> None:
-    world.replace_master()
-
-
 async def test_a_creation_repeated_at_the_next_master_finds_its_own_table(
     world: ModelCluster,
 ) -> None:
     first = await ask_to_create(world, b"one")
-    fail_over(world)
+    world.replace_master()
     again = await ask_to_create(world, b"one")
     assert first.created
     assert again.created
@@ -894,10 +890,10 @@ async def test_a_deletion_repeated_at_the_next_master_spares_the_next_table_of_t
 ) -> None:
     await ask_to_create(world, b"one")
     assert (await ask_to_delete(world, b"two")).deleted
-    fail_over(world)
+    world.replace_master()
     assert (await ask_to_delete(world, b"two")).deleted
     later = await ask_to_create(world, b"three")
-    fail_over(world)
+    world.replace_master()
     assert (await ask_to_delete(world, b"two")).deleted
     assert await described(world) == later.table
     assert (await ask_to_delete(world, b"four")).deleted

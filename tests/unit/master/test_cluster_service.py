@@ -435,18 +435,6 @@ def listed_of_address(world: ModelCluster) -> set[tuple[int, str]]:
 
 
 @on_two_servers
-async def test_a_worker_cannot_take_the_address_of_a_tablet_server_from_it(
-    world: ModelCluster,
-) -> None:
-    await world.until(lambda: is_listed(world, TABLET_SERVER), 5)
-    world.network.handlers[HERE] += (Process(TABLET_SERVER),)
-    with pytest.raises(InvalidArgument, match="answers as a tablet_server, not as a worker"):
-        await world.masters[0].master.registered(server_of_address(WORKER), 0)
-    assert (WORKER, HERE) not in listed_of_address(world)
-    assert (TABLET_SERVER, HERE) in listed_of_address(world)
-
-
-@on_two_servers
 async def test_a_server_that_has_another_kind_after_a_restart_replaces_its_former_entry(
     world: ModelCluster,
 ) -> None:

@@ -182,12 +182,18 @@ async def test_a_timeout_that_is_not_positive_and_finite_is_refused(
         await wait(db, seconds)
 
 
-async def test_a_deadline_is_kept_even_if_no_tablet_answers(
-    cluster: Restless, db: Database
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [(False, "it is being opened"), (True, "not here")],
+    ids=["no tablet answers", "dead letters cannot be counted"],
+)
+async def test_a_deadline_is_kept(
+    answers: bool, said: str, cluster: Restless, db: Database
 ) -> None:
-    cluster.refusing = True
+    await dead_letters_table(worker_context(db.internal.engine))
+    cluster.refusing, cluster.serves_scans = not answers, not answers
     started = db.internal.engine.now()
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(DeadlineExceeded, match=f"timed out after 1 s.*{said}"):
         await wait(db, 1)
     assert db.internal.engine.now() - started < 1.5
 
@@ -204,17 +210,6 @@ async def test_dead_letters_that_cannot_be_counted_yet_are_waited_for(
     cluster.serves_scans = True
     quiet, _ = await waiting
     assert not quiet.dead_letters
-
-
-async def test_a_deadline_is_kept_even_if_dead_letters_cannot_be_counted(
-    cluster: Restless, db: Database
-) -> None:
-    await dead_letters_table(worker_context(db.internal.engine))
-    cluster.serves_scans = False
-    started = db.internal.engine.now()
-    with pytest.raises(DeadlineExceeded, match=r"timed out after 1 s.*not here"):
-        await wait(db, 1)
-    assert db.internal.engine.now() - started < 1.5
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

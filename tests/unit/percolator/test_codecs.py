@@ -10,6 +10,7 @@ import typing
 import uuid
 from bisect import bisect
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal, localcontext
@@ -403,15 +404,24 @@ def test_as_the_first_part_of_a_tuple_it_spreads_groups(percolator_db: Database)
     assert found == [("sensor 3", number) for number in range(3, 50, 7)]
 
 
-def test_bad_arguments_are_refused_by_name() -> None:
-    with pytest.raises(InvalidArgument, match="codec: expected a codec for row keys"):
-        codecs.hashed(codecs.integer)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="codec: expected hashed keys"):
-        codecs.splits_for(codecs.text, 4)
-    with pytest.raises(InvalidArgument, match="codec: expected hashed keys"):
-        codecs.splits_for(codecs.tuple_of(codecs.text, codecs.hashed(codecs.text)), 4)
-    with pytest.raises(InvalidArgument, match="tablets: expected an int from 1 to 65536, got 0"):
-        codecs.splits_for(codecs.hashed(codecs.text), 0)
+@pytest.mark.parametrize(
+    ("says", "call"),
+    [
+        ("codec: expected a codec for row keys", lambda: codecs.hashed(codecs.integer)),  # type: ignore[arg-type]
+        ("codec: expected hashed keys", lambda: codecs.splits_for(codecs.text, 4)),
+        (
+            "codec: expected hashed keys",
+            lambda: codecs.splits_for(codecs.tuple_of(codecs.text, codecs.hashed(codecs.text)), 4),
+        ),
+        (
+            "tablets: expected an int from 1 to 65536, got 0",
+            lambda: codecs.splits_for(codecs.hashed(codecs.text), 0),
+        ),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(says: str, call: Callable[[], object]) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        call()
 
 
 # Rows and values as people write them: what is shown is read back as the same bytes.

@@ -20,46 +20,37 @@ from tests.unit.connected import connected
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("kind", "field", "value"),
     [
-        ("call_seconds", 0),
-        ("row_bytes_max", -1),
-        ("heartbeat_seconds", 2.0),
-        ("server_calls_max", 1),
-        ("backoff_seconds_min", 5.0),
-        ("batch_rows_max", "many"),
-        ("batch_rows_max", True),
-        ("batch_rows_max", 1.5),
-        ("one_round_cells_max", -1),
-        ("call_seconds", math.nan),
-        ("call_seconds", math.inf),
+        (Limits, "call_seconds", 0),
+        (Limits, "row_bytes_max", -1),
+        (Limits, "heartbeat_seconds", 2.0),
+        (Limits, "server_calls_max", 1),
+        (Limits, "backoff_seconds_min", 5.0),
+        (Limits, "batch_rows_max", "many"),
+        (Limits, "batch_rows_max", True),
+        (Limits, "batch_rows_max", 1.5),
+        (Limits, "one_round_cells_max", -1),
+        (Limits, "call_seconds", math.nan),
+        (Limits, "call_seconds", math.inf),
+        (RetryPolicy, "attempts_max", 0),
+        (RetryPolicy, "attempts_max", 1.5),
+        (RetryPolicy, "attempts_max", True),
+        (RetryPolicy, "attempts_max", "5"),
+        (RetryPolicy, "deadline_seconds", 0.0),
+        (RetryPolicy, "deadline_seconds", math.nan),
+        (RetryPolicy, "deadline_seconds", None),
+        (RetryPolicy, "backoff_seconds_min", 2.0),
+        (RetryPolicy, "backoff_seconds_min", math.nan),
+        (RetryPolicy, "backoff_seconds_max", math.inf),
+        (RetryPolicy, "backoff_seconds_max", "1"),
     ],
 )
-def test_invalid_limits_are_refused_by_name(field: str, value: Any) -> None:
+def test_invalid_limits_and_retry_policies_are_refused_by_name(
+    kind: type[Limits | RetryPolicy], field: str, value: Any
+) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        Limits(**{field: value})
-    assert caught.value.field == field
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("attempts_max", 0),
-        ("attempts_max", 1.5),
-        ("attempts_max", True),
-        ("attempts_max", "5"),
-        ("deadline_seconds", 0.0),
-        ("deadline_seconds", math.nan),
-        ("deadline_seconds", None),
-        ("backoff_seconds_min", 2.0),
-        ("backoff_seconds_min", math.nan),
-        ("backoff_seconds_max", math.inf),
-        ("backoff_seconds_max", "1"),
-    ],
-)
-def test_invalid_retry_policies_are_refused_by_name(field: str, value: Any) -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        RetryPolicy(**{field: value})
+        kind(**{field: value})
     assert caught.value.field == field
 
 

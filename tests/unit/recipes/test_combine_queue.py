@@ -6,7 +6,7 @@ import json
 import operator
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import reduce
@@ -326,19 +326,36 @@ def test_workers_combine_while_threads_add(db: Database) -> None:
     assert shown(db, sums) == {f"key {number}": 40 for number in range(5)}
 
 
-def test_bad_arguments_are_refused_by_name(db: Database, sums: CombineQueue[str, int]) -> None:
-    with pytest.raises(InvalidArgument, match="buckets"):
-        queue(buckets=0)
-    with pytest.raises(InvalidArgument, match="buckets: at most 4096"):
-        queue(buckets=5000)
-    with pytest.raises(InvalidArgument, match="batch"):
-        queue().combiner(batch=0)
-    with pytest.raises(InvalidArgument, match="tablets"):
-        queue().create(db, tablets=5000)
-    with pytest.raises(InvalidArgument, match="combine: expected a function"):
-        CombineQueue("x", key=codecs.text, value=codecs.integer, combine=3)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="key: expected a codec"):
-        CombineQueue("x", key=codecs.integer, value=codecs.integer, combine=sum)  # type: ignore[arg-type]
+BAD_ARGUMENTS: list[tuple[str, Callable[[Database], object]]] = [
+    ("buckets", lambda db: queue(buckets=0)),
+    ("buckets: at most 4096", lambda db: queue(buckets=5000)),
+    ("batch", lambda db: queue().combiner(batch=0)),
+    ("tablets", lambda db: queue().create(db, tablets=5000)),
+    (
+        "combine: expected a function",
+        lambda db: CombineQueue("x", key=codecs.text, value=codecs.integer, combine=3),  # type: ignore[arg-type]
+    ),
+    (
+        "key: expected a codec",
+        lambda db: CombineQueue("x", key=codecs.integer, value=codecs.integer, combine=sum),  # type: ignore[arg-type]
+    ),
+    ("batch", lambda db: exporting().exporter(batch=0)),
+    ("batch: at most", lambda db: exporting().exporter(batch=1_000_000)),
+    ("function: expected a function", lambda db: exporting().exporter()(3)),  # type: ignore[arg-type]
+    ("shards", lambda db: ShardedCounter("visits", shards=0)),
+    ("shards: at most 65536", lambda db: ShardedCounter("visits", shards=100_000)),
+]
+
+
+@pytest.mark.parametrize(("says", "call"), BAD_ARGUMENTS)
+def test_bad_arguments_are_refused_by_name(
+    db: Database, says: str, call: Callable[[Database], object]
+) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        call(db)
+
+
+def test_what_fits_no_queue_is_refused_by_name(db: Database, sums: CombineQueue[str, int]) -> None:
     with db.transaction() as tx:
         with pytest.raises(SchemaError, match="table 'sums', key 7: expected str, got int"):
             sums.add(tx, 7, 1)  # type: ignore[call-overload]
@@ -477,15 +494,6 @@ def test_an_exporter_that_ran_nothing_has_failed(percolator_db: Database) -> Non
     put(percolator_db, out, ("a", 1))
     with pytest.raises(UsageError, match="ran nothing"):
         percolator.testing.run_observers(percolator_db, [forgets_to_await])
-
-
-def test_bad_arguments_of_exporters_are_refused_by_name() -> None:
-    with pytest.raises(InvalidArgument, match="batch"):
-        exporting().exporter(batch=0)
-    with pytest.raises(InvalidArgument, match="batch: at most"):
-        exporting().exporter(batch=1_000_000)
-    with pytest.raises(InvalidArgument, match="function: expected a function"):
-        exporting().exporter()(3)  # type: ignore[arg-type]
 
 
 async def test_no_more_values_of_a_key_are_held_than_a_call_can_be_given(
@@ -665,10 +673,6 @@ def test_few_of_those_that_add_at_the_same_time_conflict(percolator_db: Database
 
 
 def test_bad_arguments_of_a_counter_are_refused_by_name(percolator_db: Database) -> None:
-    with pytest.raises(InvalidArgument, match="shards"):
-        ShardedCounter("visits", shards=0)
-    with pytest.raises(InvalidArgument, match="shards: at most 65536"):
-        ShardedCounter("visits", shards=100_000)
     visits = ShardedCounter("visits")
     visits.create(percolator_db)
     with percolator_db.transaction() as tx, pytest.raises(SchemaError, match="'visits', key 7"):

@@ -35,41 +35,81 @@ Shape = Callable[[float, Random], float]
 """A value at a moment between 0 and 1, and some chance."""
 
 
-def grows(shape: Shape, seed: int = 0, *, points: int = POINTS) -> bool:
-    chance = Random(seed)
-    values = [shape(number / points, chance) for number in range(points)]
-    return judge(values, TOLERANCE).grows
-
-
 def seen(shape: Shape, points: int = POINTS) -> int:
     """In how many of a hundred runs the series is said to grow."""
-    return sum(grows(shape, seed, points=points) for seed in SEEDS)
+    found = 0
+    for seed in SEEDS:
+        chance = Random(seed)
+        values = [shape(number / points, chance) for number in range(points)]
+        found += judge(values, TOLERANCE).grows
+    return found
 
 
-def test_a_leak_is_seen() -> None:
-    assert grows(lambda at, _: LEVEL + 15 * at)
+@pytest.mark.parametrize(
+    ("shape", "points"),
+    [
+        pytest.param(lambda at, _: LEVEL + 15 * at, POINTS, id="steady"),
+        pytest.param(lambda at, _: LEVEL + 10 * at, POINTS, id="just above the tolerance"),
+        pytest.param(lambda at, _: 5.0 * at, POINTS, id="near zero, above the floor"),
+        *(
+            pytest.param(lambda at, chance: LEVEL + 20 * at + chance.gauss(0, 2), points)
+            for points in (60, 120, 360)
+        ),
+        pytest.param(
+            lambda at, chance: LEVEL + 30 * max(0.0, at - 0.4) + chance.gauss(0, 0.5),
+            POINTS,
+            id="begins late",
+        ),
+        pytest.param(
+            lambda at, chance: LEVEL + 20 * at + 10 * (at * 40 % 1) + chance.gauss(0, 1),
+            POINTS,
+            id="under the teeth of a collector",
+        ),
+        pytest.param(lambda at, _: float(20 + int(30 * at)), POINTS, id="a descriptor at a time"),
+    ],
+)
+def test_a_leak_is_seen(shape: Shape, points: int) -> None:
+    assert seen(shape, points) >= 95
 
 
-@pytest.mark.parametrize("points", [60, 120, 360])
-def test_a_leak_in_noise_is_seen(points: int) -> None:
-    assert seen(lambda at, chance: LEVEL + 20 * at + chance.gauss(0, 2), points) >= 95
+def noise(deviation: float) -> Shape:
+    return lambda _, chance: LEVEL + chance.gauss(0, deviation)
 
 
-def test_a_leak_that_begins_late_is_seen() -> None:
-    assert grows(lambda at, chance: LEVEL + 30 * max(0.0, at - 0.4) + chance.gauss(0, 0.5))
+def teeth(count: int) -> Shape:
+    return lambda at, chance: LEVEL + 30 * (at * count % 1) + chance.gauss(0, 1)
 
 
-def test_a_leak_under_the_teeth_of_a_collector_is_seen() -> None:
-    assert seen(lambda at, chance: LEVEL + 20 * at + 10 * (at * 40 % 1) + chance.gauss(0, 1)) >= 95
+def step(moment: float) -> Shape:
+    return lambda at, chance: LEVEL + 20 * (at > moment) + chance.gauss(0, 1)
 
 
-def test_a_leak_of_one_descriptor_at_a_time_is_seen() -> None:
-    assert grows(lambda at, _: float(20 + int(30 * at)))
-
-
-@pytest.mark.parametrize("noise", [0.0, 1.0, 10.0, 50.0])
-def test_noise_is_not_a_leak(noise: float) -> None:
-    assert seen(lambda _, chance: LEVEL + chance.gauss(0, noise)) <= 2
+@pytest.mark.parametrize(
+    ("shape", "at_most"),
+    [
+        *(pytest.param(noise(one), 2, id=f"noise of {one}") for one in (0.0, 1.0, 10.0, 50.0)),
+        *(pytest.param(teeth(count), 2, id=f"{count} teeth") for count in (3, 10, 40)),
+        *(
+            pytest.param(step(at), 2, id=f"a step at {at}")
+            for at in (0.2, 0.4, 0.5, 0.6, 0.7, 0.95)
+        ),
+        pytest.param(
+            lambda _, chance: LEVEL + (500 if chance.random() < 0.1 else 0), 0, id="peaks"
+        ),
+        pytest.param(lambda at, _: LEVEL * (1 - exp(-8 * at)), 0, id="what fills up and is full"),
+        pytest.param(
+            # As a heap that fragments: each doubling of the time adds as much as the one before.
+            lambda at, chance: LEVEL + 3 * log(1 + 100 * at) + chance.gauss(0, 0.2),
+            0,
+            id="a rise that slows down",
+        ),
+        pytest.param(lambda at, _: LEVEL - 50 * at, 0, id="what falls"),
+        pytest.param(lambda at, _: LEVEL + 8 * at, 0, id="a rise within the tolerance"),
+        pytest.param(lambda at, _: 2.5 * at, 0, id="near zero, below the floor"),
+    ],
+)
+def test_what_levels_off_is_not_a_leak(shape: Shape, at_most: int) -> None:
+    assert seen(shape) <= at_most
 
 
 def test_noise_that_remembers_is_hardly_ever_a_leak() -> None:
@@ -82,43 +122,6 @@ def test_noise_that_remembers_is_hardly_ever_a_leak() -> None:
             values.append(LEVEL + value)
         found += judge(values, TOLERANCE).grows
     assert found <= 6
-
-
-def test_peaks_are_not_a_leak() -> None:
-    assert seen(lambda _, chance: LEVEL + (500 if chance.random() < 0.1 else 0)) == 0
-
-
-@pytest.mark.parametrize("teeth", [3, 10, 40])
-def test_teeth_are_not_a_leak(teeth: int) -> None:
-    assert seen(lambda at, chance: LEVEL + 30 * (at * teeth % 1) + chance.gauss(0, 1)) <= 2
-
-
-@pytest.mark.parametrize("at_moment", [0.2, 0.4, 0.5, 0.6, 0.7, 0.95])
-def test_a_step_is_not_a_leak(at_moment: float) -> None:
-    assert seen(lambda at, chance: LEVEL + 20 * (at > at_moment) + chance.gauss(0, 1)) <= 2
-
-
-def test_what_fills_up_and_is_full_is_not_a_leak() -> None:
-    assert not grows(lambda at, _: LEVEL * (1 - exp(-8 * at)))
-
-
-def test_a_rise_that_slows_down_is_not_a_leak() -> None:
-    """As a heap that fragments: each doubling of the time adds as much as the one before."""
-    assert seen(lambda at, chance: LEVEL + 3 * log(1 + 100 * at) + chance.gauss(0, 0.2)) == 0
-
-
-def test_what_falls_is_not_a_leak() -> None:
-    assert not grows(lambda at, _: LEVEL - 50 * at)
-
-
-def test_a_rise_within_the_tolerance_is_not_a_leak() -> None:
-    assert not grows(lambda at, _: LEVEL + 8 * at)
-    assert grows(lambda at, _: LEVEL + 10 * at)
-
-
-def test_near_zero_the_floor_decides() -> None:
-    assert not grows(lambda at, _: 2.5 * at)
-    assert grows(lambda at, _: 5.0 * at)
 
 
 def test_what_is_too_short_is_not_judged() -> None:
