@@ -165,7 +165,8 @@ class TabletLimits:
     notifications_indexed_max: int = 100_000
     """Live notifications kept in memory; the rest are found by scanning the store."""
     turns_waiting_max: int = 10_000
-    """Transactions that wait for their turn at cells; above it, `Overloaded`."""
+    """Transactions that wait for their turn at cells, and cells where one has its turn; above it,
+    `Overloaded`."""
     recent_writes_max: int = 16_384
     """Cells remembered in each generation of `RecentWrites`: about 6 MiB in total."""
 

@@ -20,6 +20,8 @@ Rules, each with the failure that it prevents:
 - Whoever asks again for a place that it has keeps it: an attempt that has to begin anew would wait
   behind all others, and messages may come twice.
 - One that no longer asks leaves the queue: nobody would begin when its turn comes.
+- The number of those that wait, and of those whose turn it is, is limited: any client can ask for
+  turns at cells that do not exist.
 """
 
 from __future__ import annotations
@@ -111,11 +113,7 @@ class Turns:
         queue = self.queues.get(cell)
         turn = None if queue is None else _of_place(queue, place)
         if turn is None:
-            if queue is not None and self.waiting >= self._waiting_max:
-                raise Overloaded(
-                    f"{self.waiting} transactions wait for their turn at cells of this tablet",
-                    retry_after_seconds=self._retry_seconds,
-                )
+            self._require_few(queue)
             turn = Place(place)
             if queue is not None:
                 queue.waiting[place] = turn
@@ -130,6 +128,16 @@ class Turns:
             self.queues[cell] = queue = Queue(turn)
             self._begin(cell, queue, 0)
         return turn
+
+    def _require_few(self, queue: Queue | None) -> None:
+        number, what = len(self.queues), "have"
+        if queue is not None:
+            number, what = self.waiting, "wait for"
+        if number >= self._waiting_max:
+            raise Overloaded(
+                f"{number} transactions {what} their turn at cells of this tablet",
+                retry_after_seconds=self._retry_seconds,
+            )
 
     def leave(self, cell: bytes, turn: Place) -> None:
         """Nobody asks for this turn any more, whether it has come or not."""

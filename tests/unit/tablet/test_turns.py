@@ -186,6 +186,18 @@ async def test_a_queue_that_is_full_refuses_more() -> None:
     await rig.tablet.close()
 
 
+async def test_turns_at_too_many_cells_are_refused() -> None:
+    rig = OneRoundRig(turns_waiting_max=2)
+    rig.oracle.seconds = 0.0
+    await rig.tablet.open()
+    for place, row in enumerate((b"ann", b"bob"), 1):
+        assert (await turn(rig, place, row=row, hold_milliseconds=10_000)).in_turn
+    with pytest.raises(Overloaded, match="2 transactions have their turn"):
+        await turn(rig, 3, row=b"joe")
+    assert (await turn(rig, 2, row=b"bob")).in_turn
+    await rig.tablet.close()
+
+
 async def test_a_tablet_that_closes_tells_all_who_wait(rig: OneRoundRig) -> None:
     await turn(rig, 1)
     second = await waiting(rig, 2)
