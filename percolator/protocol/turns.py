@@ -17,7 +17,7 @@ attempt has lost to another client. Rules, each with the failure that it prevent
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Mapping
 
 from percolator.errors import (
     CellAddress,
@@ -29,7 +29,9 @@ from percolator.errors import (
     SchemaError,
     UsageError,
 )
+from percolator.formats.records import KIND_READ_LOCK
 from percolator.protocol.environment import Environment
+from percolator.protocol.write_set import Write
 from percolator.routing.cells import Turn
 
 HOLD_SECONDS = 0.5
@@ -151,9 +153,14 @@ class TransactionTurns:
         self.held[cell] = turn.start
         return turn
 
-    def committed(self, start: int, written: Container[CellAddress]) -> None:
-        """The transaction has committed. Where it has written, tablets have seen that."""
-        self.end(cell for cell, known in self.held.items() if known != start or cell not in written)
+    def committed(self, start: int, writes: Mapping[CellAddress, Write]) -> None:
+        """The transaction has committed. Where it has written, tablets have seen that, but not
+        where it has a read lock: that is in another cell."""
+        self.end(
+            cell
+            for cell, known in self.held.items()
+            if known != start or cell not in writes or writes[cell][0] == KIND_READ_LOCK
+        )
         self.held.clear()
 
     def end(self, cells: Iterable[CellAddress] | None = None) -> None:

@@ -289,6 +289,26 @@ async def test_clients_that_lose_to_each_other_go_in_turn() -> None:
     assert attempts <= 1.1 * 4 * INCREMENTS
 
 
+async def test_a_turn_at_a_cell_that_is_only_read_locked_ends_with_the_transaction() -> None:
+    async with clients(2) as (one, other):
+        attempts = 0
+
+        async def copy(tx: Transaction) -> None:
+            nonlocal attempts
+            attempts += 1
+            found = await tx.get("bob", balance, default=0)
+            tx.set("joe", balance, found)
+            if attempts == 1:
+                await put(other, balance, bob=1)
+
+        await one.run(copy, serializable=True)
+        assert attempts == 2
+        began = now()
+        async with other.transaction() as tx:
+            assert await tx.get("bob", balance, for_update=True) == 1
+        assert now() - began < HOLD_SECONDS / 2
+
+
 async def test_without_turns_clients_that_lose_to_each_other_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
