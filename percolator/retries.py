@@ -502,6 +502,8 @@ class Attempts:
             if not await self._back_off():
                 return False
         place = contender.stand_in_line()
+        if self.turns is not None and not place.done():
+            self.turns.end()  # those ahead in line may wait for their turns behind its own
         return await self._granted(place, self._deadline) and self._env.now() < self._deadline
 
     async def _wait_as_asked(self, asked_seconds: float) -> bool:

@@ -7,6 +7,7 @@ where it is known to have moved.
 from __future__ import annotations
 
 import asyncio
+from threading import get_ident
 
 from percolator.errors import CellAddress, PercolatorError, TabletLocation, TabletMoved
 from percolator.limits import Limits
@@ -35,7 +36,7 @@ class TurnCalls:
         self._tablets = tablets
         self._versions = versions
         self._limits = limits
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), get_ident()
         self._ending = Tasks()
         self._closed = False
 
@@ -68,7 +69,9 @@ class TurnCalls:
 
     def end_turn(self, cell: CellAddress, place: int) -> None:
         """See `percolator.routing.cells.Turns`."""
-        if not self._closed and not self._loop.is_closed():
+        if self._thread == get_ident():
+            self._start_to_end(cell, place)  # at once: it may ask anew
+        elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._start_to_end, cell, place)
 
     def _start_to_end(self, cell: CellAddress, place: int) -> None:

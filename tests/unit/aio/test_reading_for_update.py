@@ -309,6 +309,33 @@ async def test_a_turn_at_a_cell_that_is_only_read_locked_ends_with_the_transacti
         assert now() - began < HOLD_SECONDS / 2
 
 
+async def test_one_that_loses_in_its_turn_keeps_it_from_nobody_it_waits_for() -> None:
+    async def copy(tx: Transaction, to: str) -> None:
+        found = await tx.get("bob", balance, default=0)
+        await asyncio.sleep(0.001)
+        tx.set(to, balance, found)
+
+    async def add(tx: Transaction) -> None:
+        await copy(tx, "bob")
+
+    async def readers(client: Database, to: str) -> None:
+        for _ in range(20):
+            await client.run(copy, to, serializable=True)
+
+    async def writer(client: Database) -> None:
+        for _ in range(20):
+            await client.run(add, serializable=True)
+            await asyncio.sleep(0.01)
+
+    async with clients(2) as found:
+        began = now()
+        await asyncio.gather(
+            *(readers(found[number % 2], f"r{number}") for number in range(10)),
+            *map(writer, found),
+        )
+        assert now() - began < 2 * HOLD_SECONDS
+
+
 async def test_without_turns_clients_that_lose_to_each_other_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
