@@ -613,7 +613,8 @@ class Attempts:
                 self._written[column] = self._written.get(column, 0) + 1
             else:
                 self._written[column] = 0
-                self._env.hot_cells.let_go_at(cell)
+                self._env.hot_cells.let_go_at(cell, self._caller)
+                self._env.rivals.forget(cell, self._caller)
         if self._contender is not None:
             self._contender.leave(Handover.after(commit_ts, writes))
 

@@ -161,6 +161,13 @@ class Rivals:
         message that waits also brings the timestamp and the cell."""
         self.note_loss(cell, caller, TURN_WEIGHT * PAUSE_SECONDS_MIN, now)
 
+    def forget(self, cell: CellAddress, caller: object) -> None:
+        """Notes that this caller has committed without writing the cell: it need not wait there,
+        and any number may read it at once."""
+        contention = self.contended.get(cell)
+        if contention is not None:
+            contention.callers.discard(caller)
+
     def longest_seconds(self, cell: CellAddress, caller: object, now: float) -> float:
         """The longest pause of a new transaction that reads the cell; 0.0 for none.
 
@@ -288,10 +295,14 @@ class HotCells:
             columns = self._written[caller] = {}
         return columns
 
-    def let_go_at(self, cell: CellAddress) -> None:
-        """Ends the waits of those that would begin by reading a cell that is only read."""
+    def let_go_at(self, cell: CellAddress, caller: object) -> None:
+        """Ends the waits of those that would begin by reading a cell that is only read, as this
+        caller does."""
         line = self.lines.get(cell)
-        for place in list(line.waiting) if line is not None else ():
+        if line is None:
+            return
+        line.callers.discard(caller)
+        for place in list(line.waiting):
             if place.is_reading and not place.left:
                 if not place.granted.done():
                     place.granted.set_result(None)

@@ -309,6 +309,25 @@ async def test_a_turn_at_a_cell_that_is_only_read_locked_ends_with_the_transacti
         assert now() - began < HOLD_SECONDS / 2
 
 
+async def test_one_that_has_lost_once_at_a_cell_that_it_only_reads_waits_for_no_turns() -> None:
+    async with clients(2) as (one, other):
+        attempts = 0
+
+        async def copy(tx: Transaction, to: str) -> None:
+            nonlocal attempts
+            attempts += 1
+            found = await tx.get("bob", balance, default=0)
+            tx.set(to, balance, found)
+            if attempts == 1:
+                await put(other, balance, bob=1)
+            await asyncio.sleep(HOLD_SECONDS / 10)
+
+        await one.run(copy, "joe", serializable=True)
+        began = now()
+        await asyncio.gather(*(one.run(copy, f"r{n}", serializable=True) for n in range(10)))
+        assert now() - began < HOLD_SECONDS / 5
+
+
 async def test_one_that_loses_in_its_turn_keeps_it_from_nobody_it_waits_for() -> None:
     async def copy(tx: Transaction, to: str) -> None:
         found = await tx.get("bob", balance, default=0)
