@@ -294,7 +294,7 @@ async def scan_pages(
     statistics: Statistics,
 ) -> AsyncGenerator[list[FoundRow], None]:
     """Yields the rows of the range in order, in pages. The timeout applies to each page."""
-    pages = _read_ahead(env, cleanup, request, own, timeout_seconds, statistics)
+    pages = _shown_pages(env, cleanup, request, own, timeout_seconds, statistics)
     async with aclosing(pages):
         async for page, _ in pages:
             yield page
@@ -309,7 +309,7 @@ async def count_rows(
     statistics: Statistics,
 ) -> int:
     """Counts the rows of the range. The timeout applies to each page."""
-    pages = _read_ahead(
+    pages = _shown_pages(
         env, cleanup, request._replace(counts=True), own, timeout_seconds, statistics
     )
     async with aclosing(pages):
@@ -323,26 +323,22 @@ pages: most have few rows or none, and with few of them ahead, only one tablet w
 _CELL_BYTES = 256
 """What a cell takes in memory, besides its value, and a page without any."""
 
-_Page = tuple[list[FoundRow], int]
-"""Rows, and how many others were counted."""
-
 
 async def _read_ahead(
     env: Environment,
     cleanup: Cleanup,
     request: RangeRequest,
-    own: WriteSet | None,
     timeout_seconds: float,
     statistics: Statistics,
-) -> AsyncGenerator[_Page, None]:
-    """Yields the pages of the range in order.
+) -> AsyncGenerator[RangePage, None]:
+    """Yields the pages of the range in order, without the transaction's own writes.
 
     With a condition or a count, servers read much and answer little. So the next tablets are read
     while the caller waits for the pages of the first one. Not with a limit: nobody might want them.
     """
 
-    def pages_of(part: RangeRequest) -> AsyncGenerator[_Page, None]:
-        return _counted_pages(env, cleanup, part, own, timeout_seconds, statistics)
+    def pages_of(part: RangeRequest) -> AsyncGenerator[RangePage, None]:
+        return _resolved_pages(env, cleanup, part, timeout_seconds, statistics)
 
     parts = [request]
     if (request.counts or request.predicate is not None) and not request.row_limit:
@@ -373,9 +369,9 @@ async def _read_ahead(
 class _PartRead:
     """The pages of one part of a range, read while the caller is still at another part."""
 
-    def __init__(self, pages: AsyncGenerator[_Page, None]) -> None:
+    def __init__(self, pages: AsyncGenerator[RangePage, None]) -> None:
         self._pages = pages
-        self._found: asyncio.Queue[tuple[_Page, int] | None] = asyncio.Queue()
+        self._found: asyncio.Queue[tuple[RangePage, int] | None] = asyncio.Queue()
         """Pages with their sizes; None at the end, also after an error."""
         self._ahead_bytes = 0
         self._taken = asyncio.Event()
@@ -392,7 +388,7 @@ class _PartRead:
                 self._ahead_bytes += size
                 self._found.put_nowait((page, size))
 
-    async def next_page(self) -> _Page | None:
+    async def next_page(self) -> RangePage | None:
         """The next page; None after the last one."""
         found = await self._found.get()
         if found is None:
@@ -410,36 +406,54 @@ class _PartRead:
         return self._task
 
 
-def _size(page: _Page) -> int:
-    values = [cell.value for _, cells in page[0] for cell in cells.values()]
+def _size(page: RangePage) -> int:
+    values = [cell.value for cells in page.rows.values() for cell in cells.values()]
     return _CELL_BYTES * (1 + len(values)) + sum(len(value) for value in values if value)
 
 
-async def _counted_pages(
+async def _resolved_pages(
     env: Environment,
     cleanup: Cleanup,
     request: RangeRequest,
-    own: WriteSet | None,
     timeout_seconds: float,
     statistics: Statistics,
-) -> AsyncGenerator[_Page, None]:
+) -> AsyncGenerator[RangePage, None]:
+    """Yields the pages of the range, with what is behind the locks."""
+
     def begin(request: RangeRequest) -> AsyncGenerator[RangePage, None]:
         return env.cells.scan(request, timeout_seconds)
 
     async with aclosing(pages_past_locks(begin, request, cleanup)) as pages:
         async for page in pages:
             statistics.round_trips += 1
-            rows, counted = page.rows, page.counted
-            statistics.rows_read += len(rows)
-            timestamp, deadline = request.timestamp, env.now() + timeout_seconds
+            statistics.rows_read += len(page.rows)
             if page.locks:
-                resolver = LockResolver(env, cleanup, timestamp, deadline, statistics)
-                rows = await _without_locks(resolver, request, page)
+                deadline = env.now() + timeout_seconds
+                resolver = LockResolver(env, cleanup, request.timestamp, deadline, statistics)
+                await _without_locks(resolver, request, page)
+            yield page
+
+
+async def _shown_pages(
+    env: Environment,
+    cleanup: Cleanup,
+    request: RangeRequest,
+    own: WriteSet | None,
+    timeout_seconds: float,
+    statistics: Statistics,
+) -> AsyncGenerator[tuple[list[FoundRow], int], None]:
+    """Yields the rows of each page, and how many others were counted: with what the transaction has
+    written by the time at which the page is asked for, however far ahead it was read."""
+    pages = _read_ahead(env, cleanup, request, timeout_seconds, statistics)
+    async with aclosing(pages):
+        async for page in pages:
+            rows, counted = page.rows, page.counted
             is_laid_over = False
             if own is not None and own.cells:
                 written = own.rows(request.table_id, page.start, page.end)
                 is_laid_over = bool(written)
                 if request.predicate is not None or request.counts:
+                    deadline = env.now() + timeout_seconds
                     left_out = [row for row in written if row not in rows]
                     for at in range(0, len(left_out), _WRITTEN_AT_ONCE):
                         some = {row: written.pop(row) for row in left_out[at:][:_WRITTEN_AT_ONCE]}

@@ -456,6 +456,19 @@ async def test_a_scan_with_a_condition_reads_tablets_ahead_and_yields_their_rows
     assert client.network.scans_at_once == TABLETS_AT_ONCE
 
 
+async def test_a_page_shows_what_was_written_before_it_was_asked_for(here: World) -> None:
+    await _ten_rows(here)
+    client, own = here.client(), WriteSet(Limits())
+    async with aclosing(_scan_where(client, await client.start_timestamp(), own)) as pages:
+        found = [row for row, _ in await anext(pages)]
+        await asyncio.sleep(1.0)  # all tablets are read by now
+        own.delete(CellAddress(1, b"7", b"x"))
+        own.put(CellAddress(1, b"66", b"x"), b"7")
+        async for page in pages:
+            found += [row for row, _ in page]
+    assert found == [b"1", b"2", b"3", b"4", b"5", b"6", b"66", b"8", b"9"]
+
+
 @pytest.mark.parametrize("pages_read", [0, 1])
 async def test_a_scan_that_is_left_early_leaves_no_reads_behind(
     here: World, pages_read: int
