@@ -293,18 +293,30 @@ async def test_neither_the_port_nor_the_store_of_another_service_is_shared(tmp_p
         await first.call(1)
 
 
-async def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
-    line = await refusal(tmp_path, "--listen=192.0.2.1:0", "--insecure")
-    assert line == "waiter: listen 192.0.2.1:0: cannot assign requested address"
+UNUSABLE = {
+    "an address of another machine": (
+        "--listen=192.0.2.1:0",
+        "listen 192.0.2.1:0: cannot assign requested address",
+    ),
+    "a store that is not there": (
+        "--store={}/none",
+        "store: {}/none/LOCK: No such file or directory",
+    ),
+    "a store that is a file": ("--store={}/file", "store: {}/file/LOCK: Not a directory"),
+    "a ready file that cannot be written": (
+        "--ready-file={}/none/ready.json",
+        "ready_file: {}/none/ready.json.new: No such file or directory",
+    ),
+}
 
 
-@pytest.mark.parametrize("name", ["none", "file"])
-async def test_a_directory_that_cannot_be_used_is_one_line_and_exit_code_2(
-    tmp_path: Path, name: str
+@pytest.mark.parametrize(("flag", "reason"), UNUSABLE.values(), ids=UNUSABLE)
+async def test_what_cannot_be_used_is_named_in_one_line_with_exit_code_2(
+    tmp_path: Path, flag: str, reason: str
 ) -> None:
     (tmp_path / "file").touch()
-    line = await refusal(tmp_path, f"--store={tmp_path / name}")
-    assert line.startswith(f"waiter: store: {tmp_path / name}/LOCK: ")
+    line = await refusal(tmp_path, flag.format(tmp_path), "--insecure")
+    assert line == f"waiter: {reason.format(tmp_path)}"
 
 
 async def test_a_start_that_may_succeed_later_is_not_reported_as_a_settings_error(
@@ -314,12 +326,6 @@ async def test_a_start_that_may_succeed_later_is_not_reported_as_a_settings_erro
     async with service(tmp_path, "--fault=not ready") as running:
         assert await running.exit_code() == 1
         assert await running.log() == ["waiter: nothing to serve from yet"]
-
-
-async def test_a_ready_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    nowhere = tmp_path / "none" / "ready.json"
-    line = await refusal(tmp_path, f"--ready-file={nowhere}")
-    assert line == f"waiter: ready_file: {nowhere}.new: No such file or directory"
 
 
 async def test_a_ready_file_that_cannot_be_removed_does_not_prevent_draining(
@@ -371,26 +377,24 @@ def test_a_closed_standard_error_changes_nothing(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------- bugs
 
 
-@pytest.mark.parametrize("fault", ["build", "background", "drain", "close"])
-async def test_a_bug_ends_the_process_with_its_traceback_in_the_log(
-    tmp_path: Path, fault: str
+@pytest.mark.parametrize(
+    ("fault", "raised"),
+    [
+        ("build", "RuntimeError: a bug"),
+        ("background", "RuntimeError: a bug"),
+        ("drain", "RuntimeError: a bug"),
+        ("close", "RuntimeError: a bug"),
+        ("exit", "SystemExit"),
+        ("interrupt", "KeyboardInterrupt"),
+    ],
+)
+async def test_a_bug_and_a_task_that_exits_are_failures_with_their_traceback_in_the_log(
+    tmp_path: Path, fault: str, raised: str
 ) -> None:
     async with service(tmp_path, f"--fault={fault}") as running:
         if fault in ("drain", "close"):
             await running.ready()
             running.terminate()
-        assert await running.exit_code() == 1
-        entries = [json.loads(line) for line in await running.log()]
-        assert any("RuntimeError: a bug" in entry.get("exception", "") for entry in entries)
-
-
-@pytest.mark.parametrize(
-    ("fault", "raised"), [("exit", "SystemExit"), ("interrupt", "KeyboardInterrupt")]
-)
-async def test_a_task_that_exits_is_a_failure_whatever_its_code(
-    tmp_path: Path, fault: str, raised: str
-) -> None:
-    async with service(tmp_path, f"--fault={fault}") as running:
         assert await running.exit_code() == 1
         entries = [json.loads(line) for line in await running.log()]
         assert any(raised in entry.get("exception", "") for entry in entries)

@@ -128,26 +128,20 @@ async def test_one_that_has_begun_before_runs_again_with_its_place_kept(db: Data
     assert await db.get("bob", balance) == 3
 
 
-async def test_a_cell_that_changed_above_the_snapshot_is_a_conflict(db: Database) -> None:
+@pytest.mark.parametrize("deleted", [False, True], ids=["written", "deleted"])
+async def test_a_cell_that_changed_above_the_snapshot_is_a_conflict(
+    db: Database, deleted: bool
+) -> None:
+    await put(db, balance, bob=6)
     async with db.transaction() as tx:
         await tx.get("joe", balance)
-        await put(db, balance, bob=7)
+        async with db.transaction() as other:
+            other.delete("bob", balance) if deleted else other.set("bob", balance, 7)
         with pytest.raises(ConflictError, match="was written at") as conflict:
             await tx.get("bob", balance, for_update=True)
         tx.rollback()
     assert conflict.value.cell is not None
     assert conflict.value.cell.row == b"bob"
-
-
-async def test_a_deletion_above_the_snapshot_is_a_conflict(db: Database) -> None:
-    await put(db, balance, bob=7)
-    async with db.transaction() as tx:
-        await tx.get("joe", balance)
-        async with db.transaction() as other:
-            other.delete("bob", balance)
-        with pytest.raises(ConflictError, match="was written at"):
-            await tx.get("bob", balance, for_update=True)
-        tx.rollback()
 
 
 @pytest.mark.usefixtures("engine_of_cells")

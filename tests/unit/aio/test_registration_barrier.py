@@ -22,7 +22,7 @@ from percolator.aio.engine import Rows
 from percolator.aio.observing import worker_context
 from percolator.bigtable.store import BigtableStore
 from percolator.errors import CellAddress, UsageError
-from percolator.observers.context import WorkRequest
+from percolator.observers.context import Waiting, WorkRequest
 from percolator.rowstore.layout import Times
 from percolator.testing import connect_async
 from percolator.testing.bigtable_in_memory import BigtableInMemory
@@ -111,44 +111,39 @@ async def two_clients() -> AsyncIterator[tuple[Cluster, Callable[[], Database]]]
             await database.close()
 
 
-async def notified(database: Database) -> dict[bytes, tuple[int, ...]]:
+async def waiting_in(database: Database, table: str) -> list[Waiting]:
     context = worker_context(database.internal.engine)
-    table = await context.describe("pages")
-    answers = context.notifications.survey(WorkRequest(table.table_id))
-    return {one.row: one.timestamps async for answer in answers for one in answer.waiting}
+    info = await context.describe(table)
+    answers = context.notifications.survey(WorkRequest(info.table_id))
+    return [one async for answer in answers for one in answer.waiting]
 
 
-@pytest.mark.parametrize("moment", [prewrites, commits(b"a")])
-async def test_a_registration_during_a_commit_misses_none_of_its_cells(
-    moment: Matches,
+async def notified(database: Database) -> dict[bytes, tuple[int, ...]]:
+    return {one.row: one.timestamps for one in await waiting_in(database, "pages")}
+
+
+@pytest.mark.parametrize(
+    ("moment", "rows", "notifying"),
+    [
+        pytest.param(prewrites, "abz", [b"a", b"b", b"z"], id="before any cell is locked"),
+        pytest.param(commits(b"a"), "abz", [b"a", b"b", b"z"], id="before the primary commits"),
+        pytest.param(commits(b"z"), "az", [b"z"], id="after the primary has committed"),
+    ],
+)
+async def test_a_registration_during_a_commit_misses_no_cell_that_is_committed_after_it(
+    moment: Matches, rows: str, notifying: list[bytes]
 ) -> None:
     async with two_clients() as (cluster, client):
         stale, other = client(), client()
         cluster.register_before = moment
         async with stale.transaction() as tx:
-            for row in ("a", "b", "z"):
+            for row in rows:
                 await tx.set(row, body, "text")
-        assert cluster.registered
-        await asyncio.sleep(1)
-        commit = tx.commit_timestamp
-        assert commit is not None
-        assert await notified(other) == dict.fromkeys([b"a", b"b", b"z"], (commit,))
-
-
-async def test_cells_committed_after_the_registration_notify_though_the_primary_was_before() -> (
-    None
-):
-    async with two_clients() as (cluster, client):
-        stale, other = client(), client()
-        cluster.register_before = commits(b"z")
-        async with stale.transaction() as tx:
-            await tx.set("a", body, "text")
-            await tx.set("z", body, "text")
         await asyncio.sleep(1)
         assert cluster.registered
         commit = tx.commit_timestamp
         assert commit is not None
-        assert await notified(other) == {b"z": (commit,)}
+        assert await notified(other) == dict.fromkeys(notifying, (commit,))
 
 
 async def test_rolling_forward_for_a_dead_owner_notifies_under_the_present_schema() -> None:
@@ -223,8 +218,7 @@ async def test_a_notification_reaches_observers_that_this_client_has_not_heard_o
             await tx.notify("a", balance)
             if writes:
                 await tx.set("one", price, 1)
-        survey = worker_context(engine).notifications.survey(WorkRequest(info.table_id))
-        waiting = [one async for answer in survey for one in answer.waiting]
+        waiting = await waiting_in(db, "accounts")
         assert {one.observer for one in waiting} == {b"known", b"new"}
         assert {one.timestamps for one in waiting} == {(tx.commit_timestamp,)}
 
@@ -241,11 +235,7 @@ async def test_the_first_observer_of_a_column_is_notified_by_a_client_that_ran_b
         await _registered(cluster, "first")
         async with db.transaction() as tx:
             await tx.notify("a", balance)
-        engine = db.internal.engine
-        info = await engine.catalog.table("accounts", engine.now() + 1.0)
-        survey = worker_context(engine).notifications.survey(WorkRequest(info.table_id))
-        waiting = [one async for answer in survey for one in answer.waiting]
-        assert {one.observer for one in waiting} == {b"first"}
+        assert {one.observer for one in await waiting_in(db, "accounts")} == {b"first"}
 
 
 # A process says what its transactions and observers do, as briefly as the lock service asks.

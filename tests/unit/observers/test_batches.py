@@ -40,6 +40,14 @@ async def put_all(world: Observed, rows: Sequence[str] = ROWS, value: int = 1) -
         await world.put(row, value)
 
 
+async def prepared(world: Observed, function: Any, **options: Any) -> Observer:
+    """An observer in batches for which a change waits in each row."""
+    observer = in_batches(function, **options)
+    await register(world.context, [observer])
+    await put_all(world)
+    return observer
+
+
 async def until_all_are_copied(world: Observed, rows: Sequence[str] = ROWS) -> None:
     for row in rows:
         await world.until_copied(row, 1)
@@ -85,9 +93,7 @@ async def test_a_blocking_observer_takes_a_list_too(world: Observed) -> None:
         for row in rows:
             tx.set(row, copy, tx.get(row, source, default=-1))
 
-    observer = in_batches(copy_blocking)
-    await register(world.context, [observer])
-    await put_all(world)
+    observer = await prepared(world, copy_blocking)
     async with world.db.run_observers([observer]):
         await until_all_are_copied(world)
     assert max(map(len, calls)) > 1
@@ -117,9 +123,7 @@ async def test_a_row_that_fails_holds_up_no_other_and_has_all_its_attempts(
                     tx.set(f"b{number}", copy, number)
             raise ValueError("b")
 
-    observer = in_batches(fail_for_b, attempts=3, deadline=0.5)
-    await register(world.context, [observer])
-    await put_all(world)
+    observer = await prepared(world, fail_for_b, attempts=3, deadline=0.5)
     async with world.db.run_observers([observer]) as worker:
         await until_all_are_copied(world, ["a", "c", "d"])
         (counters,) = worker.counters.values()
@@ -152,9 +156,7 @@ async def test_a_function_that_commits_by_itself_loses_no_change(
             tx.commit()
 
     functions = {"def": commit_each_blocking, "async def": commit_each, "block": in_a_block}
-    observer = in_batches(functions[kind], attempts=1)
-    await register(world.context, [observer])
-    await put_all(world)
+    observer = await prepared(world, functions[kind], attempts=1)
     async with world.db.run_observers([observer]):
         await world.until_nothing_waits()
     letters = await world.dead_letters()
@@ -175,9 +177,7 @@ async def test_what_a_batch_loses_is_run_row_by_row_and_later_batches_are_smalle
             async with world.db.transaction() as rival:
                 rival.set(rows[-1], copy, 7)
 
-    observer = in_batches(lose_together)
-    await register(world.context, [observer])
-    await put_all(world)
+    observer = await prepared(world, lose_together)
     async with world.db.run_observers([observer]) as worker:
         await until_all_are_copied(world)
         (counters,) = worker.counters.values()
@@ -186,9 +186,7 @@ async def test_what_a_batch_loses_is_run_row_by_row_and_later_batches_are_smalle
 
 
 async def test_of_two_runs_with_a_change_in_common_one_commits(world: Observed) -> None:
-    await register(world.context, [in_batches(copy_all)])
-    await put_all(world)
-    run, works = await run_of(world, in_batches(copy_all))
+    run, works = await run_of(world, await prepared(world, copy_all))
     other = world.run_of(works["c"])
     assert await run.begin()
     assert await other.begin()
@@ -198,9 +196,7 @@ async def test_of_two_runs_with_a_change_in_common_one_commits(world: Observed) 
 
 
 async def test_what_was_handled_before_takes_no_part(world: Observed) -> None:
-    observer = in_batches(copy_all)
-    await register(world.context, [observer])
-    await put_all(world)
+    observer = await prepared(world, copy_all)
     run, works = await run_of(world, observer)
     earlier = world.run_of(works["b"])
     assert await earlier.begin()
@@ -216,9 +212,7 @@ async def test_what_was_handled_before_takes_no_part(world: Observed) -> None:
 
 
 async def test_the_cells_of_a_batch_are_read_with_its_first_message(world: Observed) -> None:
-    await register(world.context, [in_batches(copy_all)])
-    await put_all(world)
-    run, _ = await run_of(world, in_batches(copy_all))
+    run, _ = await run_of(world, await prepared(world, copy_all))
     assert await run.begin()
     before = run.transaction.statistics.round_trips
     await copy_all(run.transaction, ROWS)  # type: ignore[arg-type]
@@ -234,9 +228,7 @@ async def test_a_deletion_that_does_not_wake_it_deletes_the_dead_letter_with_the
             raise ValueError("b")
         await copy_all(tx, rows)
 
-    observer = in_batches(fail_for_b, attempts=1, deletes=False)
-    await register(world.context, [observer])
-    await put_all(world)
+    observer = await prepared(world, fail_for_b, attempts=1, deletes=False)
     async with world.db.run_observers([observer]):
         await world.until_nothing_waits()
     assert [letter.row for letter in await world.dead_letters()] == [b"b"]
@@ -254,9 +246,7 @@ async def test_a_deletion_that_does_not_wake_it_deletes_the_dead_letter_with_the
 
 
 async def test_tests_call_the_function_with_lists(world: Observed) -> None:
-    observer = in_batches(copy_all)
-    await register(world.context, [observer])
-    await put_all(world)
+    observer = await prepared(world, copy_all)
     assert await run_observers_async(world.db, [observer]) == len(ROWS)
     assert await world.get("d") == 1
 

@@ -45,18 +45,26 @@ class Pipeline:
         self.db = db
         self.crawled: dict[str, Document] = {}
 
-    def crawl(self, *documents: Document) -> dict[str, Served]:
+    def write(self, *documents: Document, crawled: int | None = None) -> None:
         for one in documents:
             with self.db.transaction() as tx:
                 tx.set(one.url, tables.body, one.body)
+                if crawled is not None:
+                    tx.set(one.url, tables.crawled, crawled)
             self.crawled[one.url] = one
+
+    def crawl(self, *documents: Document, crawled: int | None = None) -> dict[str, Served]:
+        self.write(*documents, crawled=crawled)
         return self.settle()
 
-    def forget(self, *urls: str) -> dict[str, Served]:
+    def delete(self, *urls: str) -> None:
         for url in urls:
             with self.db.transaction() as tx:
                 tx.delete(url, tables.body)
             del self.crawled[url]
+
+    def forget(self, *urls: str) -> dict[str, Served]:
+        self.delete(*urls)
         return self.settle()
 
     def settle(self) -> dict[str, Served]:
@@ -179,14 +187,8 @@ def test_a_document_whose_url_is_too_long_is_refused_and_links_to_it_lead_nowher
 
 
 def test_what_is_served_tells_which_document_version_has_caused_it(pipeline: Pipeline) -> None:
-    def write_at(url: str, body: str, crawled: int) -> None:
-        with pipeline.db.transaction() as tx:
-            tx.set(url, tables.body, body)
-            tx.set(url, tables.crawled, crawled)
-        percolator.testing.run_observers(pipeline.db, observers)
-
-    write_at("http://a", "T\n\n[x](http://a)", 17)
-    write_at("http://bb", "T", 23)
+    pipeline.crawl(Document("http://a", "T\n\n[x](http://a)"), crawled=17)
+    pipeline.crawl(Document("http://bb", "T"), crawled=23)
     with pipeline.db.snapshot() as snapshot:
         assert snapshot.get("http://a", tables.cause) == 23
         (row,) = snapshot.scan(tables.links)
@@ -194,14 +196,8 @@ def test_what_is_served_tells_which_document_version_has_caused_it(pipeline: Pip
 
 
 def test_a_link_that_is_moved_tells_what_has_changed_the_canonical_page(pipeline: Pipeline) -> None:
-    def write_at(crawled: int, one: Document) -> None:
-        with pipeline.db.transaction() as tx:
-            tx.set(one.url, tables.body, one.body)
-            tx.set(one.url, tables.crawled, crawled)
-        percolator.testing.run_observers(pipeline.db, observers)
-
-    write_at(17, document("http://bb", "T", "O", "E", "[x](http://bb)"))
-    write_at(23, document("http://a", "other", "O", "F"))
+    pipeline.crawl(document("http://bb", "T", "O", "E", "[x](http://bb)"), crawled=17)
+    pipeline.crawl(document("http://a", "other", "O", "F"), crawled=23)
     with pipeline.db.snapshot() as snapshot:
         (row,) = snapshot.scan(tables.links)
         assert row[tables.placed] == ["x", "http://a", 23]
@@ -218,22 +214,12 @@ def test_a_member_changes_its_keys_while_the_best_member_of_its_group_goes(
     monkeypatch.setattr(clustering, "VISITS_MAX", 0)
     pipeline = Pipeline(db)
 
-    def write_at_17(url: str, one: Document | None) -> None:
-        with db.transaction() as tx:
-            if one is None:
-                tx.delete(url, tables.body)
-                del pipeline.crawled[url]
-            else:
-                tx.set(url, tables.body, one.body)
-                pipeline.crawled[url] = one
-            tx.set(url, tables.crawled, 17)
-
     for url, opening in (("http://a", "1"), ("http://bb", "2"), ("http://ccc", "3")):
         title = "L" if opening == "3" else "T"
-        write_at_17(url, document(url, title, opening, url))
+        pipeline.write(document(url, title, opening, url), crawled=17)
     percolator.testing.run_observers(db, observers)
-    write_at_17("http://bb", document("http://bb", "T", "3", "new"))
-    write_at_17("http://a", None)
+    pipeline.write(document("http://bb", "T", "3", "new"), crawled=17)
+    pipeline.delete("http://a")
 
     async def overlapping() -> None:
         opened = db._asynchronous
@@ -263,10 +249,7 @@ def test_a_link_is_placed_while_another_url_becomes_canonical(
     monkeypatch.setattr(linking, "AT_ONCE_MAX", at_once)
     pipeline = Pipeline(db)
     pipeline.crawl(document("http://bb", "T", "3", "4"))
-    for one in (LINKING, BETTER):
-        with db.transaction() as tx:
-            tx.set(one.url, tables.body, one.body)
-        pipeline.crawled[one.url] = one
+    pipeline.write(LINKING, BETTER)
 
     async def overlapping() -> None:
         opened = db._asynchronous
@@ -295,10 +278,7 @@ def test_links_to_a_popular_page_do_not_keep_its_canonical_url_from_being_writte
         for n in range(4)
     ]
     pipeline.crawl(document("http://bb", "T", "3", "4"), *links[:3])
-    for one in (BETTER, links[3]):
-        with db.transaction() as tx:
-            tx.set(one.url, tables.body, one.body)
-        pipeline.crawled[one.url] = one
+    pipeline.write(BETTER, links[3])
 
     async def overlapping() -> None:
         opened = db._asynchronous
@@ -320,9 +300,7 @@ def test_an_announcement_conflicts_with_whoever_writes_the_canonical_url_without
     monkeypatch.setattr(clustering, "VISITS_MAX", 0)
     pipeline = Pipeline(db)
     pipeline.crawl(document("http://bb", "T", "3", "4"), LINKING)
-    with db.transaction() as tx:
-        tx.set(BETTER.url, tables.body, BETTER.body)
-    pipeline.crawled[BETTER.url] = BETTER
+    pipeline.write(BETTER)
 
     async def overlapping() -> None:
         opened = db._asynchronous
