@@ -42,7 +42,7 @@ from tests.chaos.supervisor import NoRecovery, Pulse, now
 from tests.integration import recipes_at_work
 from tests.integration.observed_orders import orders, packed, placed, shipped
 from tests.integration.recipes_at_work import sums
-from tests.unit.connected import connected
+from tests.unit.connected import Cluster, connected
 
 
 class Counted(Fault):
@@ -219,6 +219,14 @@ async def test_what_does_not_work_within_the_limit_is_named() -> None:
 # The shop tells which orders were lost or handled wrongly, and blames nothing else.
 
 
+@asynccontextmanager
+async def open_shop() -> AsyncIterator[tuple[aio.Database, Cluster, Shop]]:
+    async with connected() as (database, cluster):
+        shop = Shop(database)
+        await shop.open()
+        yield database, cluster, shop
+
+
 async def handle(database: aio.Database, row: str, times: int = 1) -> None:
     async with database.transaction() as tx:
         await tx.set(row, packed, times)
@@ -226,9 +234,7 @@ async def handle(database: aio.Database, row: str, times: int = 1) -> None:
 
 
 async def test_an_order_whose_placing_was_cancelled_is_not_missed() -> None:
-    async with connected() as (database, cluster):
-        shop = Shop(database)
-        await shop.open()
+    async with open_shop() as (database, cluster, shop):
         await handle(database, await shop.place())
         cluster.silent = True
         cancelled = asyncio.create_task(shop.place())
@@ -242,9 +248,7 @@ async def test_an_order_whose_placing_was_cancelled_is_not_missed() -> None:
 
 
 async def test_an_order_that_is_no_longer_stored_is_lost() -> None:
-    async with connected() as (database, _):
-        shop = Shop(database)
-        await shop.open()
+    async with open_shop() as (database, _, shop):
         row = await shop.place()
         async with database.transaction() as tx:
             await tx.delete(row, placed)
@@ -254,9 +258,7 @@ async def test_an_order_that_is_no_longer_stored_is_lost() -> None:
 @pytest.mark.parametrize("times", [0, 2])
 async def test_an_order_must_be_handled_once(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shops, "ANSWERED_SECONDS", 0.2)
-    async with connected() as (database, _):
-        shop = Shop(database)
-        await shop.open()
+    async with open_shop() as (database, _, shop):
         await handle(database, await shop.place())
         row = await shop.place()
         if times:
@@ -267,9 +269,7 @@ async def test_an_order_must_be_handled_once(times: int, monkeypatch: pytest.Mon
 
 
 async def test_an_order_that_is_handled_and_was_never_placed_is_told() -> None:
-    async with connected() as (database, _):
-        shop = Shop(database)
-        await shop.open()
+    async with open_shop() as (database, _, shop):
         await handle(database, "3-3")
         async with database.snapshot() as snapshot:
             assert [row.key async for row in snapshot.scan(orders)] == ["3-3"]

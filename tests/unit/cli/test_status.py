@@ -106,11 +106,19 @@ class _LockService:
         return lockservice_pb2.ListSessionsResponse()
 
 
-class _Earlier(Connection):
-    """Reaches the cluster by an address that has not heard of the second oracle yet."""
+class _Reached(Connection):
+    """Reaches the cluster by an address that knows of these servers only."""
+
+    servers: tuple[Server, ...] = (MASTER, LOCKS)
 
     async def reach(self, network: Any) -> Any:
-        return DescribeResponse(servers=[MASTER, ORACLE, LOCKS]), network
+        return DescribeResponse(servers=self.servers), network
+
+
+class _Earlier(_Reached):
+    """Has not heard of the second oracle yet."""
+
+    servers = (MASTER, ORACLE, LOCKS)
 
 
 async def test_a_server_that_has_registered_meanwhile_is_asked_what_it_is() -> None:
@@ -145,16 +153,13 @@ async def _refuse(_: object) -> None:
     raise PermissionDenied("it needs ADMIN")
 
 
-class _RefusingMaster:
+class _RefusingMaster(_Master):
     """Answers a client without the role `admin`."""
 
-    list_servers = list_tablets = staticmethod(_refuse)
+    list_servers = list_tablets = staticmethod(_refuse)  # type: ignore[assignment]
 
     async def describe(self, _: object) -> DescribeResponse:
         return DescribeResponse(servers=[MASTER, LOCKS])
-
-    async def describe_collection(self, _: object) -> master_pb2.DescribeCollectionResponse:
-        return master_pb2.DescribeCollectionResponse()
 
     async def list_tables(self, _: object) -> master_pb2.ListTablesResponse:
         return master_pb2.ListTablesResponse(tables=[master_pb2.Table(name="people")])
@@ -162,11 +167,6 @@ class _RefusingMaster:
 
 class _RefusingLockService:
     list_sessions = staticmethod(_refuse)
-
-
-class _Reached(Connection):
-    async def reach(self, network: Any) -> Any:
-        return DescribeResponse(servers=[MASTER, LOCKS]), network
 
 
 async def test_what_a_client_may_not_see_is_unknown_and_not_zero() -> None:
@@ -212,25 +212,37 @@ def test_clocks_that_agree_are_not_a_problem() -> None:
     assert not problems({"a:1": 900, "b:1": -20_000}, timestamps=29_000)
 
 
-@pytest.mark.parametrize(
-    ("lead", "how"), [(2 * HOUR, "7,200 s ahead of"), (-400 * 24 * HOUR, "34,560,000 s behind")]
-)
-def test_a_clock_that_is_off_is_named(lead: int, how: str) -> None:
-    [problem] = problems({"a:1": lead, "b:1": 0})
-    assert problem.startswith(f"the clock of tablet server a:1 is {how} most others")
+OFF = {
+    "a clock ahead": (
+        (2 * HOUR, 0, 0),
+        "the clock of tablet server a:1 is 7,200 s ahead of most others",
+    ),
+    "a clock behind": (
+        (-400 * 24 * HOUR, 0, 0),
+        "the clock of tablet server a:1 is 34,560,000 s behind most others",
+    ),
+    # On the wire, all other clocks are relative to it. Timestamps follow the other clocks.
+    "the clock of the master itself": (
+        (-2 * HOUR, -2 * HOUR, -2 * HOUR),
+        "the clock of master master:1 is 7,200 s ahead of most others",
+    ),
+    "timestamps ahead of clocks that are right again": (
+        (0, 0, 2 * HOUR),
+        "the oracle's timestamps are 7,200 s ahead of most clocks",
+    ),
+    "timestamps behind": (
+        (0, 0, -2 * HOUR),
+        "the oracle's timestamps are 7,200 s behind most clocks",
+    ),
+}
 
 
-def test_the_masters_own_clock_is_named_if_it_is_the_one_that_is_off() -> None:
-    """On the wire, all other clocks are relative to it. Timestamps follow the other clocks."""
-    [problem] = problems({"a:1": -2 * HOUR, "b:1": -2 * HOUR}, timestamps=-2 * HOUR)
-    assert problem.startswith("the clock of master master:1 is 7,200 s ahead of most others")
-
-
-def test_timestamps_far_from_the_clocks_are_named_even_if_all_clocks_are_right_again() -> None:
-    [problem] = problems({"a:1": 0, "b:1": 0}, timestamps=2 * HOUR)
-    assert problem.startswith("the oracle's timestamps are 7,200 s ahead of most clocks")
-    [problem] = problems({"a:1": 0, "b:1": 0}, timestamps=-2 * HOUR)
-    assert problem.startswith("the oracle's timestamps are 7,200 s behind most clocks")
+@pytest.mark.parametrize(("leads", "said"), OFF.values(), ids=OFF)
+def test_a_clock_or_timestamps_that_are_off_are_named(
+    leads: tuple[int, int, int], said: str
+) -> None:
+    [problem] = problems({"a:1": leads[0], "b:1": leads[1]}, timestamps=leads[2])
+    assert problem.startswith(said)
 
 
 def test_unknown_clocks_are_not_a_problem() -> None:

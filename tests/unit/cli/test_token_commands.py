@@ -49,8 +49,19 @@ class Commands:
         token = (self.directory / secret).read_text().strip()
         return Tokens(self.file).grant_of(token_hash(token))
 
+    def granted(self, secret: str) -> Grant:
+        found = self.grant(secret)
+        assert found is not None
+        return found
+
     def secret(self, name: str) -> str:
         return f"--file={self.directory / name}"
+
+    def about_shop(self, command: str) -> list[str]:
+        """The command with what it needs to be about the token `shop`."""
+        name = [] if command == "list" else ["shop"]
+        secret = [self.secret("new")] if command in ("create", "rotate") else []
+        return [command, *name, *secret]
 
 
 @pytest.fixture(name="token")
@@ -91,16 +102,15 @@ def test_a_change_keeps_the_mode_of_the_file_and_a_link_to_it(token: Commands) -
     token.run("create", "shop", token.secret("shop"))
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
     assert token.file.is_symlink()
-    assert token.grant("shop") is not None
+    assert token.granted("shop")
 
 
 def test_a_rotated_name_keeps_its_role_and_both_tokens_for_the_overlap(token: Commands) -> None:
     token.run("create", "shop", token.secret("old"), "--role=admin", "--expires-in=10d")
     (before,) = parse(token.file.read_text(), "file").values()
     token.run("rotate", "shop", token.secret("new"), "--overlap=2h")
-    new, old = token.grant("new"), token.grant("old")
-    assert new == Grant("shop", Role.ADMIN, before.expires)
-    assert old is not None
+    old = token.granted("old")
+    assert token.grant("new") == Grant("shop", Role.ADMIN, before.expires)
     assert (old.name, old.role) == ("shop", Role.ADMIN)
     assert 7_100 < seconds_until(old.expires) <= 7_200
 
@@ -111,10 +121,7 @@ def test_a_token_for_some_tables_keeps_its_rights_when_it_is_rotated(token: Comm
     token.run("rotate", "shop", token.secret("new"))
     orders = (Right("orders"),)
     rights = Rights((*orders, Right("stock", b"eu/")), orders, orders)
-    for secret in ("old", "new"):
-        grant = token.grant(secret)
-        assert grant is not None
-        assert grant.rights == rights
+    assert token.granted("old").rights == token.granted("new").rights == rights
     (listed,) = token.run("list")
     assert (listed["read"], listed["write"]) == (["orders", "stock:eu/"], ["orders"])
 
@@ -124,10 +131,8 @@ def test_a_second_rotation_ends_the_first_token(token: Commands) -> None:
     token.run("rotate", "shop", token.secret("second"))
     token.run("rotate", "shop", token.secret("third"), "--expires-in=1d")
     assert token.grant("first") is None
-    assert token.grant("second") is not None
-    third = token.grant("third")
-    assert third is not None
-    assert 86_300 < seconds_until(third.expires) <= 86_400
+    assert token.granted("second")
+    assert 86_300 < seconds_until(token.granted("third").expires) <= 86_400
     token.run("revoke", "shop")
     assert token.grant("second") is token.grant("third") is None
 
@@ -136,9 +141,7 @@ def test_a_former_token_is_never_said_to_outlive_its_name(token: Commands) -> No
     token.run("create", "shop", token.secret("old"))
     until = ("--overlap=7d", "--expires-in=1h")
     said = token.run("rotate", "shop", token.secret("new"), *until)["former_expires"]
-    old = token.grant("old")
-    assert old is not None
-    assert old.expires == datetime.fromisoformat(said)
+    assert token.granted("old").expires == datetime.fromisoformat(said)
 
 
 def test_an_expired_token_is_not_rotated_to_another_one_that_has_expired(token: Commands) -> None:
@@ -146,9 +149,7 @@ def test_an_expired_token_is_not_rotated_to_another_one_that_has_expired(token: 
     token.file.write_text(token_entry("gone", Role.CLIENT, "s3cret", past))
     assert "the present token has expired" in token.refused("rotate", "gone", token.secret("new"))
     token.run("rotate", "gone", token.secret("new"), "--expires-in=1d")
-    new = token.grant("new")
-    assert new is not None
-    assert seconds_until(new.expires) > 86_300
+    assert seconds_until(token.granted("new").expires) > 86_300
 
 
 def test_the_first_token_does_not_replace_its_own_file(token: Commands) -> None:
@@ -157,13 +158,12 @@ def test_the_first_token_does_not_replace_its_own_file(token: Commands) -> None:
 
 @pytest.mark.parametrize("command", ["create", "rotate", "revoke", "list"])
 def test_a_place_where_no_file_can_be_is_named(token: Commands, command: str) -> None:
-    name = [] if command == "list" else ["shop"]
-    secret = [token.secret("new")] if command in ("create", "rotate") else []
+    arguments = token.about_shop(command)
     token.file.symlink_to(token.file)
-    refused = CliRunner().invoke(app, ["token", command, *name, *secret, f"--tokens={token.file}"])
+    refused = CliRunner().invoke(app, ["token", *arguments, f"--tokens={token.file}"])
     assert (refused.exit_code, "symbolic links" in refused.stderr) == (2, True)
     token.file = token.directory / ("x" * 300)
-    assert "File name too long" in token.refused(command, *name, *secret)
+    assert "File name too long" in token.refused(*arguments)
 
 
 def test_a_circle_of_links_takes_no_secret(token: Commands) -> None:
@@ -231,16 +231,12 @@ def test_a_refused_command_changes_nothing(
 @pytest.mark.parametrize("command", ["create", "rotate", "revoke", "list"])
 def test_a_malformed_file_of_tokens_is_left_as_it_is(token: Commands, command: str) -> None:
     token.file.write_text('[shop]\nrole = "root"\n')
-    name = [] if command == "list" else ["shop"]
-    secret = [token.secret("new")] if command in ("create", "rotate") else []
-    assert "expected role and sha256" in token.refused(command, *name, *secret)
+    assert "expected role and sha256" in token.refused(*token.about_shop(command))
 
 
 @pytest.mark.parametrize("command", ["rotate", "revoke", "list"])
 def test_a_file_of_tokens_that_is_not_there_is_named(token: Commands, command: str) -> None:
-    name = [] if command == "list" else ["shop"]
-    secret = [token.secret("new")] if command == "rotate" else []
-    assert "tokens.toml: No such file" in token.refused(command, *name, *secret)
+    assert "tokens.toml: No such file" in token.refused(*token.about_shop(command))
 
 
 def test_a_full_disk_leaves_neither_an_entry_nor_a_secret(

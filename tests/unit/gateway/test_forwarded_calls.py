@@ -6,7 +6,7 @@ Calls to masters pass a gateway without naming one: the leader answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -112,13 +112,16 @@ async def test_a_server_that_is_gone_looks_the_same_as_without_a_gateway(
         await call(GetTimestampsRequest(count=1), SECONDS)
 
 
+async def error_of(call: Awaitable[Any]) -> errors.PercolatorError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await asyncio.wait_for(call, SECONDS)
+    return from_rpc_error(caught.value, "")
+
+
 @pytest.mark.parametrize("name", ["stranger", "127.0.0.1:22", "gateway:2", ""])
 async def test_nothing_outside_the_cluster_is_dialled(here: ForwardingSite, name: str) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await here.channel.unary_unary(methods.READ.path)(
-            b"", metadata=[(SERVER_METADATA, name)], timeout=SECONDS
-        )
-    error = from_rpc_error(caught.value, "")
+    call = here.channel.unary_unary(methods.READ.path)
+    error = await error_of(call(b"", metadata=[(SERVER_METADATA, name)], timeout=SECONDS))
     assert isinstance(error, errors.UnknownServer)
     assert error.server == name
     assert error.retry is errors.Retry.SAFE
@@ -166,9 +169,7 @@ async def test_a_call_is_forwarded_once_although_the_gateway_is_listed_with_anot
     here.master.servers = [
         Server(kind=OWN.kind, server_id="former-id", address=here.address),
     ]
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await here.read(server="former-id")
-    error = from_rpc_error(caught.value, "")
+    error = await error_of(here.read(server="former-id"))
     assert isinstance(error, errors.UnknownServer)
     assert error.server == "former-id"
     assert "reach this gateway instead" in str(error)
@@ -286,9 +287,7 @@ async def test_a_call_whose_channel_is_closed_ends_for_its_caller(
     path = methods.WATCH_NOTIFICATIONS.path
     reading, _ = await begun(here, streaming=streaming, path=path)
     await here.routes.line(here.server).channel.close()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await asyncio.wait_for(reading, SECONDS)
-    error = from_rpc_error(caught.value, "")
+    error = await error_of(reading)
     assert "channel was closed" in error.message
     assert error.retry is errors.Retry.UNKNOWN, "the server may have executed it"
 
@@ -333,9 +332,7 @@ async def test_at_shutdown_watches_are_told_to_come_back_and_scans_finish(
     scan = here.scan()
     assert [await watch.read(), await scan.read()] == [b"first", b"first"]
     await here.routes.end_watches()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await watch.read()
-    assert isinstance(from_rpc_error(caught.value, ""), errors.NotReady)
+    assert isinstance(await error_of(watch.read()), errors.NotReady)
     going_on.set()
     assert await scan.read() == b"last"
     with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
@@ -354,12 +351,12 @@ async def test_a_gateway_that_is_full_or_closing_forwards_nothing(here: Forwardi
 # ---------------------------------------------------------------------------- gateways
 
 
+async def timestamp_5(raw: bytes, context: Any) -> bytes:
+    return GetTimestampsResponse(first=5, count=1).SerializeToString()
+
+
 async def test_a_client_uses_another_gateway_when_one_is_gone(here: ForwardingSite) -> None:
-
-    async def answer(raw: bytes, context: Any) -> bytes:
-        return GetTimestampsResponse(first=5, count=1).SerializeToString()
-
-    here.behind.unary = answer
+    here.behind.unary = timestamp_5
     network = GrpcNetwork()
     through = ThroughNetwork(network, ["127.0.0.1:1", here.address])
     call = through.unary(here.server.address, methods.GET_TIMESTAMPS)
@@ -371,11 +368,7 @@ async def test_a_client_uses_another_gateway_when_one_is_gone(here: ForwardingSi
 
 async def test_a_client_uses_another_gateway_when_one_is_shutting_down() -> None:
     async with site() as here, another_gateway(here) as (gate, through):
-
-        async def answer(raw: bytes, context: Any) -> bytes:
-            return GetTimestampsResponse(first=5, count=1).SerializeToString()
-
-        here.behind.unary = answer
+        here.behind.unary = timestamp_5
         gate.close(shutting_down(GatewaySettings.service, 0.1))
         call = through.unary(here.server.address, methods.GET_TIMESTAMPS)
         with pytest.raises(errors.NotReady):

@@ -293,12 +293,11 @@ async def test_other_writes_under_the_same_start_timestamp_are_refused_and_chang
     assert await other.read(b"ann", b"bob", b"yan", b"zoe") == [None, b"1", None, b"1"]
 
 
-@pytest.mark.parametrize("case", OTHER_WRITES)
+# Only a finished commit that lacks a cell shows the difference of one cell more.
+@pytest.mark.parametrize("case", sorted(OTHER_WRITES.keys() - {"one cell more"}))
 async def test_other_writes_while_the_first_are_being_committed_are_refused(
     case: str, cluster: Cluster, one: Gateway, other: Gateway
 ) -> None:
-    if case == "one cell more":
-        return  # only a finished commit that lacks a cell shows the difference
     cluster.delay = lambda request: 1.0 if commits_primary(request) else 0.001
     start = await one.begin()
     committing = asyncio.ensure_future(
