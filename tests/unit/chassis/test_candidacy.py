@@ -390,15 +390,20 @@ async def scene_of_one_table() -> AsyncIterator[Scene]:
     yield made
 
 
-async def test_a_write_that_arrives_late_changes_nothing_after_a_later_one(scene: Scene) -> None:
-    led = await scene.coordinator().campaign("oracle", "a:1")
+async def put_late(scene: Scene, led: Leadership, key: str, value: bytes) -> list[Any]:
+    """Fails to write the value. What arrives later is returned: one call for each attempt."""
     faulty = scene.faulty
     faulty.faults = [faulty.is_late] * 4
     with pytest.raises(StoreUnusable):
-        await led.put("mark", b"200")
+        await led.put(key, value)
+    return faulty.late
+
+
+async def test_a_write_that_arrives_late_changes_nothing_after_a_later_one(scene: Scene) -> None:
+    led = await scene.coordinator().campaign("oracle", "a:1")
+    late = await put_late(scene, led, "mark", b"200")
     await led.put("mark", b"300")
-    assert len(faulty.late) == 4
-    assert [await call() for call in faulty.late] == [False] * 4
+    assert [await call() for call in late] == [False] * 4
     assert await led.get("mark") == b"300"
 
 
@@ -408,22 +413,16 @@ async def test_what_is_found_after_a_write_that_failed_is_not_changed_by_it_any_
     """The leading master makes its next change to what it finds."""
     led = await scene.coordinator().campaign("master", "a:1")
     await led.put("map", b"before")
-    faulty = scene.faulty
-    faulty.faults = [faulty.is_late] * 4
-    with pytest.raises(StoreUnusable):
-        await led.put("map", b"after")
+    late = await put_late(scene, led, "map", b"after")
     found = await led.get("map")
-    assert [await call() for call in faulty.late] == [False] * 4
+    assert [await call() for call in late] == [False] * 4
     assert await led.get("map") == found == b"before"
 
 
 async def test_a_write_that_arrives_before_the_next_one_does_not_stop_it(scene: Scene) -> None:
     led = await scene.coordinator().campaign("oracle", "a:1")
-    faulty = scene.faulty
-    faulty.faults = [faulty.is_late] * 4
-    with pytest.raises(StoreUnusable):
-        await led.put("mark", b"200")
-    assert [await call() for call in faulty.late] == [True, False, False, False]
+    late = await put_late(scene, led, "mark", b"200")
+    assert [await call() for call in late] == [True, False, False, False]
     await led.put("mark", b"300")
     assert await led.get("mark") == b"300"
 

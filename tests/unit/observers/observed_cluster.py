@@ -100,6 +100,11 @@ class Observed:
 
         await self.until(is_copied)
 
+    async def put_and_copy(self, row: str, value: int) -> None:
+        """Changes the source, and waits until an observer has copied it."""
+        await self.put(row, value)
+        await self.until_copied(row, value)
+
     async def until_nothing_waits(self) -> None:
         async def is_quiet() -> bool:
             return not await self.waiting()

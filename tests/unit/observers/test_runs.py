@@ -318,8 +318,7 @@ async def test_an_observer_that_cancels_its_own_task_has_failed(
     observer = cancelling(and_wait)
     async with world.db.run_observers([observer]) as worker:
         await world.put("bad", BAD)
-        await world.put("good", 1)
-        await world.until_copied("good", 1)
+        await world.put_and_copy("good", 1)
         await world.until_nothing_waits()
         (letter,) = await world.dead_letters()
         assert (letter.row, letter.error) == (
@@ -361,8 +360,7 @@ async def test_one_that_returns_nevertheless_is_not_run_forever(
         await world.until_nothing_waits()
         assert await world.get("bad") == 1 or await world.dead_letters()
         assert worker.counters["docs", "cancelling"].runs <= 3
-        await world.put("bad", 1)
-        await world.until_copied("bad", 1)
+        await world.put_and_copy("bad", 1)
 
 
 async def test_a_loop_that_cancels_all_of_its_tasks_at_its_end_is_not_kept_from_ending(
@@ -433,8 +431,7 @@ async def test_an_observer_that_deletes_its_trigger_runs_once_for_each_change(
 ) -> None:
     async with world.db.run_observers([observer]) as worker:
         for value in (1, 2):
-            await world.put("a", value)
-            await world.until_copied("a", value)
+            await world.put_and_copy("a", value)
             await world.until_nothing_waits()
         assert runs == ["a", "a"]
         (counters,) = worker.counters.values()
@@ -978,8 +975,7 @@ async def test_a_deletion_that_was_put_aside_can_be_retried_after_collection(
             await tx.delete(row, copy)
 
     async with world.db.run_observers([careful]):
-        await world.put("a", 1)
-        await world.until_copied("a", 1)
+        await world.put_and_copy("a", 1)
         await world.delete("a")
 
         async def is_put_aside() -> bool:

@@ -316,8 +316,7 @@ async def test_a_slow_run_is_logged_with_its_observer_and_cell(
 
     async with observed() as world, world.db.run_observers([slow]):
         with caplog.at_level(logging.WARNING, "percolator.transactions"):
-            await world.put("a", 1)
-            await world.until_copied("a", 1)
+            await world.put_and_copy("a", 1)
     (line,) = caplog.messages
     assert "slow transaction: committed after 1.5" in line
     assert "2 cells, observer 'slow' for row 'a', column 'source' of table 'docs', " in line
@@ -410,8 +409,7 @@ async def test_whatever_ends_an_observer_is_its_own_failure_and_the_worker_conti
 
     async with world.db.run_observers([failing]):
         await world.put("bad", 13)
-        await world.put("good", 1)
-        await world.until_copied("good", 1)
+        await world.put_and_copy("good", 1)
         await world.until_nothing_waits()
         (letter,) = await world.dead_letters()
         assert (letter.row, letter.error) == (b"bad", said)

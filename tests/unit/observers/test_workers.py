@@ -50,8 +50,7 @@ async def test_changes_are_handled_within_milliseconds_when_tablets_announce_the
 ) -> None:
     async with world.db.run_observers([copying]) as worker:
         await world.until_copied("none", None)
-        await world.put("a", 1)
-        await world.until_copied("a", 1)
+        await world.put_and_copy("a", 1)
         await world.until_nothing_waits()
         counters = counted(worker, "copying")
         assert (counters.runs, counters.commits, counters.failures) == (1, 1, 0)
@@ -103,8 +102,7 @@ async def test_a_row_whose_observer_raises_is_put_aside_and_other_rows_continue(
 
     async with world.db.run_observers([picky]) as worker:
         await world.put("bad", 13)
-        await world.put("good", 1)
-        await world.until_copied("good", 1)
+        await world.put_and_copy("good", 1)
         await world.until_nothing_waits()
         (letter,) = await world.dead_letters()
         assert (letter.observer, letter.row, letter.attempts) == ("picky", b"bad", 3)
@@ -199,8 +197,7 @@ async def test_a_change_whose_observer_writes_too_much_is_put_aside() -> None:
         observed(limits=Limits(transaction_cells_max=50)) as world,
         world.db.run_observers([greedy, copying]) as worker,
     ):
-        await world.put("a", 1)
-        await world.until_copied("a", 1)
+        await world.put_and_copy("a", 1)
         await world.until_nothing_waits()
         (letter,) = await world.dead_letters()
         assert letter.error == "TransactionTooLarge: a transaction can write at most 50 cells"
@@ -216,8 +213,7 @@ async def test_a_hanging_asynchronous_observer_is_given_up_and_holds_up_no_other
         await asyncio.Event().wait()
 
     async with world.db.run_observers([hanging, copying]) as worker:
-        await world.put("a", 1)
-        await world.until_copied("a", 1)
+        await world.put_and_copy("a", 1)
         await world.until_nothing_waits()
         (letter,) = await world.dead_letters()
         assert letter.error == "TookTooLong: it did not return within 1 s"
@@ -237,8 +233,7 @@ async def test_conflicts_are_not_failures_and_are_retried_until_they_end(world: 
         await tx.set(row, copy, 1)
 
     async with world.db.run_observers([unlucky]) as worker:
-        await world.put("a", 1)
-        await world.until_copied("a", 1)
+        await world.put_and_copy("a", 1)
         assert counted(worker, "unlucky").conflicts == 20
         assert await world.dead_letters() == []
 
@@ -315,8 +310,7 @@ async def test_a_worker_leaves_notifications_of_unknown_observers_alone(world: O
 
     await register(world.context, [elsewhere])
     async with world.db.run_observers([copying]):
-        await world.put("a", 1)
-        await world.until_copied("a", 1)
+        await world.put_and_copy("a", 1)
         await world.context.world.clock.sleep(20.0)
         assert [one.observer for one in await world.waiting()] == [b"elsewhere"]
 
@@ -456,8 +450,7 @@ async def test_stopping_refuses_what_is_no_time_and_stops_nothing(
     async with world.db.run_observers([copying]) as worker:
         with pytest.raises(InvalidArgument, match="drain_seconds: expected a"):
             await worker.stop(drain_seconds=seconds)
-        await world.put("a", 1)
-        await world.until_copied("a", 1)
+        await world.put_and_copy("a", 1)
 
 
 async def test_a_run_that_does_not_end_in_time_is_given_up_and_left_to_the_next_worker(
@@ -555,8 +548,7 @@ async def test_live_changes_do_not_wait_for_a_long_backfill(world: Observed) -> 
     async with world.db.run_observers([slow], limits=limits) as worker:
         await asyncio.sleep(2.0)
         began = asyncio.get_running_loop().time()
-        await world.put("z", 1)
-        await world.until_copied("z", 1)
+        await world.put_and_copy("z", 1)
         assert asyncio.get_running_loop().time() - began < 4.0
         assert counted(worker, "slow").commits < 200
         await wait_until_quiet(world.context, 60.0)
