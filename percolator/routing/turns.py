@@ -7,7 +7,6 @@ where it is known to have moved.
 from __future__ import annotations
 
 import asyncio
-from threading import get_ident
 
 from percolator.errors import CellAddress, PercolatorError, TabletLocation, TabletMoved
 from percolator.limits import Limits
@@ -36,7 +35,7 @@ class TurnCalls:
         self._tablets = tablets
         self._versions = versions
         self._limits = limits
-        self._loop, self._thread = asyncio.get_running_loop(), get_ident()
+        self._loop = asyncio.get_running_loop()
         self._ending = Tasks()
         self._closed = False
 
@@ -69,7 +68,11 @@ class TurnCalls:
 
     def end_turn(self, cell: CellAddress, place: int) -> None:
         """See `percolator.routing.cells.Turns`."""
-        if self._thread == get_ident():
+        try:
+            is_in_loop = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            is_in_loop = False
+        if is_in_loop:
             self._start_to_end(cell, place)  # at once: it may ask anew
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._start_to_end, cell, place)

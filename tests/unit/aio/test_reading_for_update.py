@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
+import percolator.testing
 from percolator import (
     ConflictError,
     InvalidArgument,
@@ -235,6 +236,20 @@ async def test_one_that_is_rolled_back_while_it_waits_is_told_so(db: Database) -
         with pytest.raises(UsageError, match="was rolled back"):
             await task
     first.rollback()
+
+
+def test_one_can_be_rolled_back_while_its_event_loop_does_not_run() -> None:
+    async def begin() -> tuple[Database, Transaction]:
+        db = await percolator.testing.connect_async()
+        await db.create_table(accounts)
+        tx = db.transaction()
+        await tx.get("bob", balance, for_update=True)
+        return db, tx
+
+    with asyncio.Runner() as runner:
+        db, tx = runner.run(begin())
+        tx.rollback()
+        runner.run(db.close())
 
 
 async def test_a_wait_may_be_as_long_as_any_other(db: Database) -> None:
