@@ -39,7 +39,7 @@ HOLD_SECONDS = 0.5
 HOLD_SECONDS_MAX = 16.0
 GIVE_WAY_SECONDS = 0.05
 CELLS_MAX = 64
-"""The most cells at which one transaction has turns at a time."""
+"""The most cells at which an attempt waits for turns before it begins."""
 
 
 class TransactionTurns:
