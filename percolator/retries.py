@@ -609,12 +609,15 @@ class Attempts:
         """As `end`. The next in line may begin directly above the commit."""
         for cell in self._read:
             column = cell[::2]
-            if cell in writes and writes[cell][0] != KIND_READ_LOCK:
+            is_read_locked = cell in writes and writes[cell][0] == KIND_READ_LOCK
+            if cell in writes and not is_read_locked:
                 self._written[column] = self._written.get(column, 0) + 1
             else:
                 self._written[column] = 0
-                self._env.hot_cells.let_go_at(cell, self._caller)
-                self._env.rivals.forget(cell, self._caller)
+                self._env.hot_cells.let_go_at(cell)
+            if is_read_locked:
+                self._env.hot_cells.forget_loss(self._caller, cell)
+                self._env.rivals.forget_loss(self._caller, cell)
         if self._contender is not None:
             self._contender.leave(Handover.after(commit_ts, writes))
 

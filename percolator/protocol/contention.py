@@ -161,9 +161,8 @@ class Rivals:
         message that waits also brings the timestamp and the cell."""
         self.note_loss(cell, caller, TURN_WEIGHT * PAUSE_SECONDS_MIN, now)
 
-    def forget(self, cell: CellAddress, caller: object) -> None:
-        """Notes that this caller has committed without writing the cell: it need not wait there,
-        and any number may read it at once."""
+    def forget_loss(self, caller: object, cell: CellAddress) -> None:
+        """As `HotCells.forget_loss`."""
         contention = self.contended.get(cell)
         if contention is not None:
             contention.callers.discard(caller)
@@ -295,14 +294,17 @@ class HotCells:
             columns = self._written[caller] = {}
         return columns
 
-    def let_go_at(self, cell: CellAddress, caller: object) -> None:
-        """Ends the waits of those that would begin by reading a cell that is only read, as this
-        caller does."""
+    def forget_loss(self, caller: object, cell: CellAddress) -> None:
+        """Notes that this caller has committed with a read lock of the cell: of those, any number
+        may be held at once."""
         line = self.lines.get(cell)
-        if line is None:
-            return
-        line.callers.discard(caller)
-        for place in list(line.waiting):
+        if line is not None:
+            line.callers.discard(caller)
+
+    def let_go_at(self, cell: CellAddress) -> None:
+        """Ends the waits of those that would begin by reading a cell that is only read."""
+        line = self.lines.get(cell)
+        for place in list(line.waiting) if line is not None else ():
             if place.is_reading and not place.left:
                 if not place.granted.done():
                     place.granted.set_result(None)
