@@ -487,32 +487,34 @@ size = pages.column("size", codecs.integer)
 text = pages.column("size", codecs.text)
 
 
+@pytest.fixture(name="pages_db")
+def database_with_pages(percolator_db: Database) -> Database:
+    percolator_db.create_table(pages)
+    return percolator_db
+
+
 def test_what_is_refused_in_the_programs_thread_is_asked_in_the_loops(
-    percolator_db: percolator.Database, monkeypatch: pytest.MonkeyPatch
+    pages_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    db = percolator_db
-    db.create_table(pages)
-    db.run(lambda tx: tx.set("a", size, 1))
+    pages_db.run(lambda tx: tx.set("a", size, 1))
     asked, threads = threading.Event(), []
 
     async def refresh(table_id: int) -> None:
         threads.append(threading.get_ident())
         asked.set()
 
-    monkeypatch.setattr(db._asynchronous.internal.engine._newer_schemas, "_fetch", refresh)
-    (row,) = db.snapshot().get_many(pages, ["a"])
+    monkeypatch.setattr(pages_db._asynchronous.internal.engine._newer_schemas, "_fetch", refresh)
+    (row,) = pages_db.snapshot().get_many(pages, ["a"])
     with pytest.raises(SchemaError, match="declares the codec text"):
         row.get(text)
     assert asked.wait(10.0)
     assert threads != [threading.get_ident()]
 
 
-def test_a_row_that_outlives_its_database_still_refuses(percolator_db: percolator.Database) -> None:
-    db = percolator_db
-    db.create_table(pages)
-    db.run(lambda tx: tx.set("a", size, 1))
-    (row,) = db.snapshot().get_many(pages, ["a"])
-    db.close()
+def test_a_row_that_outlives_its_database_still_refuses(pages_db: Database) -> None:
+    pages_db.run(lambda tx: tx.set("a", size, 1))
+    (row,) = pages_db.snapshot().get_many(pages, ["a"])
+    pages_db.close()
     with pytest.raises(SchemaError, match="declares the codec text"):
         row.get(text)
 
@@ -687,57 +689,51 @@ def test_a_second_thread_that_waits_is_refused_and_the_first_goes_on(db: Databas
 # Shared transactions without asyncio.
 
 
-def test_threads_write_one_transaction(percolator_db: percolator.Database) -> None:
-    db = percolator_db
-    db.create_table(pages)
+def test_threads_write_one_transaction(pages_db: Database) -> None:
 
     def write(number: int, ticket: Ticket) -> Receipt:
-        with db.share(ticket, task=str(number)) as share:
+        with pages_db.share(ticket, task=str(number)) as share:
             share.set(f"page-{number}", size, number)
             share.delete(f"old-{number}", size)
             return share.finish()
 
-    with db.shared_transaction() as whole, ThreadPoolExecutor(4) as threads:
+    with pages_db.shared_transaction() as whole, ThreadPoolExecutor(4) as threads:
         receipts = list(threads.map(write, range(4), [whole.ticket] * 4))
         assert sum(receipt.cells for receipt in receipts) == 8
-        assert not list(db.snapshot().scan(pages))
+        assert not list(pages_db.snapshot().scan(pages))
         commit = whole.commit(receipts)
     assert commit == whole.commit_timestamp == whole.abort()
-    assert [row[size] for row in db.snapshot().scan(pages)] == [0, 1, 2, 3]
+    assert [row[size] for row in pages_db.snapshot().scan(pages)] == [0, 1, 2, 3]
 
 
-def test_without_a_commit_nothing_stays(percolator_db: percolator.Database) -> None:
-    db = percolator_db
-    db.create_table(pages)
-    with db.shared_transaction() as whole, db.share(whole.ticket, task="1") as share:
+def test_without_a_commit_nothing_stays(pages_db: Database) -> None:
+    with pages_db.shared_transaction() as whole, pages_db.share(whole.ticket, task="1") as share:
         share.set("page", size, 1)
         receipt = share.finish()
-    with db.share(whole.ticket, task="2") as share:
+    with pages_db.share(whole.ticket, task="2") as share:
         share.set("other", size, 1)
         share.abandon()
     with pytest.raises(UsageError, match="rolled back"):
         whole.commit([receipt])
-    assert not list(db.snapshot().scan(pages))
+    assert not list(pages_db.snapshot().scan(pages))
 
 
 def test_the_programs_error_is_raised_even_if_the_rollback_fails(
-    percolator_db: percolator.Database, monkeypatch: pytest.MonkeyPatch
+    pages_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing keeps the transaction alive any longer."""
-    db = percolator_db
-    db.create_table(pages)
 
     async def fails(*_arguments: object) -> int:
         raise DeadlineExceeded("no answer")
 
     monkeypatch.setattr("percolator.aio.shared.roll_back_all", fails)
     monkeypatch.setattr(Attempt, "abandon", fails)
-    whole = db.shared_transaction()
+    whole = pages_db.shared_transaction()
     with pytest.raises(ValueError, match="of the program"):
-        _fails_in_both_blocks(db, whole)
+        _fails_in_both_blocks(pages_db, whole)
     with pytest.raises(UsageError, match="was left to expire"):
         whole.commit([])
-    with pytest.raises(DeadlineExceeded), db.shared_transaction():
+    with pytest.raises(DeadlineExceeded), pages_db.shared_transaction():
         pass
 
 
@@ -748,10 +744,8 @@ def _fails_in_both_blocks(db: percolator.Database, whole: percolator.SharedTrans
 
 
 def test_two_threads_do_not_commit_at_the_same_time(
-    percolator_db: percolator.Database, monkeypatch: pytest.MonkeyPatch
+    pages_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    db = percolator_db
-    db.create_table(pages)
     entered, refused = threading.Event(), threading.Event()
     correct = SharedCommit.commit
 
@@ -761,8 +755,8 @@ def test_two_threads_do_not_commit_at_the_same_time(
         return await correct(self, deadline)
 
     monkeypatch.setattr(SharedCommit, "commit", waits)
-    with db.shared_transaction() as whole, ThreadPoolExecutor(1) as thread:
-        with db.share(whole.ticket, task="1") as share:
+    with pages_db.shared_transaction() as whole, ThreadPoolExecutor(1) as thread:
+        with pages_db.share(whole.ticket, task="1") as share:
             share.set("page", size, 1)
             receipt = share.finish()
         first = thread.submit(whole.commit, [receipt])

@@ -45,6 +45,12 @@ async def summing(tx: Any, row: str) -> None:
     await tx.set("sum", total, await tx.get("sum", total, default=0) + await tx.get(row, copy))
 
 
+@pytest.fixture(name="docs_db")
+def database_with_docs(percolator_db: Database) -> Database:
+    percolator_db.create_table(docs)
+    return percolator_db
+
+
 def put(db: Database, row: str, value: int) -> None:
     with db.transaction() as tx:
         tx.set(row, source, value)
@@ -55,36 +61,34 @@ def summed(db: Database) -> int | None:
         return snapshot.get("sum", total)
 
 
-def test_chains_run_to_their_end_and_each_change_runs_once(percolator_db: Database) -> None:
-    percolator_db.create_table(docs)
-    put(percolator_db, "a", 1)
-    put(percolator_db, "b", 2)
-    assert percolator.testing.run_observers(percolator_db, [copying, summing]) == 4
-    assert summed(percolator_db) == 3
-    put(percolator_db, "c", 4)
-    assert percolator.testing.run_observers(percolator_db, [copying, summing]) == 2
-    assert percolator.testing.run_observers(percolator_db, [copying, summing]) == 0
-    assert summed(percolator_db) == 7
+def test_chains_run_to_their_end_and_each_change_runs_once(docs_db: Database) -> None:
+    put(docs_db, "a", 1)
+    put(docs_db, "b", 2)
+    assert percolator.testing.run_observers(docs_db, [copying, summing]) == 4
+    assert summed(docs_db) == 3
+    put(docs_db, "c", 4)
+    assert percolator.testing.run_observers(docs_db, [copying, summing]) == 2
+    assert percolator.testing.run_observers(docs_db, [copying, summing]) == 0
+    assert summed(docs_db) == 7
 
 
-def test_observers_run_in_the_order_of_the_changes(percolator_db: Database) -> None:
+def test_observers_run_in_the_order_of_the_changes(docs_db: Database) -> None:
     order: list[tuple[str, int]] = []
 
     @observes(source, name="noting")
     def noting(tx: Any, row: str) -> None:
         order.append((row, threading.get_ident()))
 
-    percolator_db.create_table(docs)
-    percolator.testing.run_observers(percolator_db, [noting])
+    percolator.testing.run_observers(docs_db, [noting])
     for row in ("m", "z", "a"):
-        put(percolator_db, row, 1)
-    percolator.testing.run_observers(percolator_db, [noting])
+        put(docs_db, row, 1)
+    percolator.testing.run_observers(docs_db, [noting])
     here = threading.get_ident()
     assert order == [("m", here), ("z", here), ("a", here)]
 
 
 def test_an_observers_exception_propagates_and_its_change_stays_pending(
-    percolator_db: Database,
+    docs_db: Database,
 ) -> None:
     broken = True
 
@@ -93,13 +97,12 @@ def test_an_observers_exception_propagates_and_its_change_stays_pending(
         if broken:
             raise ValueError("broken")
 
-    percolator_db.create_table(docs)
-    put(percolator_db, "a", 1)
+    put(docs_db, "a", 1)
     with pytest.raises(ValueError, match="broken"):
-        percolator.testing.run_observers(percolator_db, [failing])
+        percolator.testing.run_observers(docs_db, [failing])
     broken = False
-    assert percolator.testing.run_observers(percolator_db, [failing]) == 1
-    assert percolator.testing.run_observers(percolator_db, [failing]) == 0
+    assert percolator.testing.run_observers(docs_db, [failing]) == 1
+    assert percolator.testing.run_observers(docs_db, [failing]) == 0
 
 
 lines = Table("lines", key=codecs.tuple_of(codecs.text, codecs.ordered_integer))
@@ -132,16 +135,15 @@ def test_what_an_observer_raises_has_a_note_that_names_the_observer_and_the_cell
     ]
 
 
-def test_an_observer_that_triggers_itself_without_end_is_named(percolator_db: Database) -> None:
+def test_an_observer_that_triggers_itself_without_end_is_named(docs_db: Database) -> None:
     @observes(source, name="endless")
     def endless(tx: Any, row: str) -> None:
         tx.set(row, source, tx.get(row, source) + 1)
 
-    percolator_db.create_table(docs)
-    put(percolator_db, "a", 1)
+    put(docs_db, "a", 1)
     expected = "after 20 runs; the next one would be 'endless' for row 'a', column 'source'"
     with pytest.raises(UsageError, match=expected):
-        percolator.testing.run_observers(percolator_db, [endless], runs_max=20)
+        percolator.testing.run_observers(docs_db, [endless], runs_max=20)
 
 
 def write_elsewhere(db: Database, row: str) -> None:
@@ -150,7 +152,7 @@ def write_elsewhere(db: Database, row: str) -> None:
 
 
 def test_a_run_of_what_was_written_before_is_repeated_after_a_conflict(
-    percolator_db: Database,
+    docs_db: Database,
 ) -> None:
     begun = []
 
@@ -159,39 +161,36 @@ def test_a_run_of_what_was_written_before_is_repeated_after_a_conflict(
         tx.set(row, copy, tx.get(row, source))
         begun.append(row)
         if len(begun) == 1:
-            write_elsewhere(percolator_db, row)
+            write_elsewhere(docs_db, row)
 
-    percolator_db.create_table(docs)
-    put(percolator_db, "a", 1)
-    assert percolator.testing.run_observers(percolator_db, [disturbed]) == 1
+    put(docs_db, "a", 1)
+    assert percolator.testing.run_observers(docs_db, [disturbed]) == 1
     assert begun == ["a", "a"]
-    assert percolator_db.get("a", copy) == 1
+    assert docs_db.get("a", copy) == 1
 
 
 def test_an_observer_that_conflicts_with_itself_without_end_is_named(
-    percolator_db: Database,
+    docs_db: Database,
 ) -> None:
     @observes(source, name="writing-past-tx")
     def writing_past_tx(tx: Any, row: str) -> None:
         tx.set(row, copy, 1)
-        write_elsewhere(percolator_db, row)
+        write_elsewhere(docs_db, row)
 
-    percolator_db.create_table(docs)
-    put(percolator_db, "a", 1)
+    put(docs_db, "a", 1)
     with pytest.raises(UsageError, match=r"20 of which have lost .*'writing-past-tx'"):
-        percolator.testing.run_observers(percolator_db, [writing_past_tx], runs_max=20)
+        percolator.testing.run_observers(docs_db, [writing_past_tx], runs_max=20)
 
 
-def test_a_worker_runs_alongside_a_blocking_program(percolator_db: Database) -> None:
+def test_a_worker_runs_alongside_a_blocking_program(docs_db: Database) -> None:
     done = threading.Event()
 
     @observes(source, name="telling")
     def telling(tx: Any, row: str) -> None:
         done.set()
 
-    percolator_db.create_table(docs)
-    with percolator_db.run_observers([telling]) as worker:
-        put(percolator_db, "a", 1)
+    with docs_db.run_observers([telling]) as worker:
+        put(docs_db, "a", 1)
         assert done.wait(20.0)
         assert ("docs", "telling") in worker.counters
         assert worker.stop()
@@ -225,7 +224,7 @@ def test_what_runs_observers_of_asyncio_does_so_too(percolator_db: Database) -> 
 
 
 def test_an_observer_without_a_backfill_runs_only_for_what_is_written_later(
-    percolator_db: Database,
+    docs_db: Database,
 ) -> None:
     runs: list[str] = []
 
@@ -233,11 +232,10 @@ def test_an_observer_without_a_backfill_runs_only_for_what_is_written_later(
     def later(tx: Any, row: str) -> None:
         runs.append(row)
 
-    percolator_db.create_table(docs)
-    put(percolator_db, "a", 1)
-    assert percolator.testing.run_observers(percolator_db, [later]) == 0
-    put(percolator_db, "b", 2)
-    assert percolator.testing.run_observers(percolator_db, [later]) == 1
+    put(docs_db, "a", 1)
+    assert percolator.testing.run_observers(docs_db, [later]) == 0
+    put(docs_db, "b", 2)
+    assert percolator.testing.run_observers(docs_db, [later]) == 1
     assert runs == ["b"]
 
 

@@ -385,10 +385,6 @@ async def test_documents_change_while_two_workers_run(
 # What the document pipeline computes: duplicates, canonical pages, links that follow them.
 
 
-def _document(url: str, title: str, opening: str, ending: str, links: str = "none") -> Document:
-    return Document(url, f"{title}\n\n{opening}\n\n{links}\n\n{ending}\n")
-
-
 def test_a_document_has_a_title_three_keys_and_links() -> None:
     body = "The title\n\n\nOpening, [see here](http://a/b) \n\nmiddle [](x)\n\n end\n"
     page = parse_document(Document("http://u", body))
@@ -410,12 +406,12 @@ def test_a_document_without_a_paragraph_is_no_duplicate_for_lack_of_it() -> None
 
 def test_any_of_the_three_keys_makes_a_duplicate_and_the_best_url_is_canonical() -> None:
     documents = [
-        _document("http://long.example/page", "A", "B", "C"),
-        _document("http://b", "A", "x", "y"),
-        _document("http://a", "other", "x", "z"),
-        _document("http://c", "lone", "some", "last"),
+        document("http://long.example/page", "A", "B", "C"),
+        document("http://b", "A", "x", "y"),
+        document("http://a", "other", "x", "z"),
+        document("http://c", "lone", "some", "last"),
     ]
-    pages = {document.url: parse_document(document) for document in documents}
+    pages = {one.url: parse_document(one) for one in documents}
     assert canonical_urls(pages) == {
         "http://long.example/page": "http://a",
         "http://b": "http://a",
@@ -427,9 +423,9 @@ def test_any_of_the_three_keys_makes_a_duplicate_and_the_best_url_is_canonical()
 def test_links_lead_to_the_canonical_page_and_those_to_nowhere_are_left_out() -> None:
     links = "[one](http://longer) [two](http://a) [three](http://unknown) [one](http://longer)"
     documents = [
-        _document("http://longer", "A", "B", "C"),
-        _document("http://a", "A", "D", "E"),
-        _document("http://c", "F", "G", "H", links),
+        document("http://longer", "A", "B", "C"),
+        document("http://a", "A", "D", "E"),
+        document("http://c", "F", "G", "H", links),
     ]
     found = served(documents)
     assert sorted(found) == ["http://a", "http://c"]
@@ -441,7 +437,7 @@ def test_links_lead_to_the_canonical_page_and_those_to_nowhere_are_left_out() ->
 def test_a_synthetic_crawl_has_the_papers_duplicates() -> None:
     """3.3 documents in a cluster, 93 % of them with a duplicate."""
     crawl = Crawl(5_000, seed=1)
-    canonical = canonical_urls({document.url: parse_document(document) for document in crawl})
+    canonical = canonical_urls({one.url: parse_document(one) for one in crawl})
     sizes = Counter(canonical.values())
     assert len(canonical) == 5_000
     assert 3.2 < 5_000 / len(sizes) < 3.4
