@@ -470,11 +470,14 @@ async def test_a_service_waits_for_its_master_and_registers_with_it(tmp_path: Pa
         assert entry["cluster_id"] == "shop"
         announced = master.registered[0].server
         assert master.registered[0].cluster_id == "shop"
-        assert announced.kind == cluster_pb2.SERVICE_KIND_ORACLE
-        assert announced.address == ready.address
-        assert announced.metrics_address == ready.metrics_address
-        assert announced.server_id == ready.server_id
         assert announced.version
+        assert announced == cluster_pb2.Server(
+            kind=cluster_pb2.SERVICE_KIND_ORACLE,
+            address=ready.address,
+            metrics_address=ready.metrics_address,
+            server_id=ready.server_id,
+            version=announced.version,
+        )
         # Losing the master does not stop the service.
         await running.log_until("not registered")
         assert (await running.call(1)).first == 1

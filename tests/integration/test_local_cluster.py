@@ -111,8 +111,7 @@ def test_while_a_process_is_dead_no_other_one_gets_its_ports(tmp_path: Path) -> 
     finally:
         master.ask_to_stop()
         master.wait_stopped()
-    assert after.address == before.address
-    assert after.metrics_address == before.metrics_address
+    assert (after.address, after.metrics_address) == (before.address, before.metrics_address)
 
 
 def test_a_start_is_waited_for_while_the_process_works_and_no_longer(

@@ -427,11 +427,11 @@ def test_links_lead_to_the_canonical_page_and_those_to_nowhere_are_left_out() ->
         document("http://a", "A", "D", "E"),
         document("http://c", "F", "G", "H", links),
     ]
-    found = served(documents)
-    assert sorted(found) == ["http://a", "http://c"]
-    assert found["http://a"].documents == 2
-    assert found["http://a"].inlinks == (Inlink("http://c", "one"), Inlink("http://c", "two"))
-    assert found["http://c"].inlinks == ()
+    inlinks = (Inlink("http://c", "one"), Inlink("http://c", "two"))
+    assert served(documents) == {
+        "http://a": Served("A", 2, inlinks),
+        "http://c": Served("F", 1, ()),
+    }
 
 
 def test_a_synthetic_crawl_has_the_papers_duplicates() -> None:
