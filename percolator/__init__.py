@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         SnapshotTooOld,
         TransactionTooLarge,
         Unavailable,
+        UniqueViolation,
         UsageError,
         WrittenTwice,
     )
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from percolator.observers.worker import WorkerLimits
     from percolator.process import tune_garbage_collector
     from percolator.retries import RetryPolicy
-    from percolator.schema import Column, Family, Row, Table
+    from percolator.schema import Column, Family, Index, Row, Table
     from percolator.timestamps import Timestamp
     from percolator.wire.tls import Tls
 
@@ -76,6 +77,7 @@ _HOMES = {
     "Database": "blocking.api",
     "DeadlineExceeded": "errors",
     "Family": "schema",
+    "Index": "schema",
     "InvalidArgument": "errors",
     "Limits": "limits",
     "Observer": "observers.definition",
@@ -102,6 +104,7 @@ _HOMES = {
     "Transaction": "blocking.api",
     "TransactionTooLarge": "errors",
     "Unavailable": "errors",
+    "UniqueViolation": "errors",
     "UsageError": "errors",
     "WorkerLimits": "observers.worker",
     "WrittenTwice": "errors",
@@ -123,6 +126,7 @@ __all__ = [
     "Database",
     "DeadlineExceeded",
     "Family",
+    "Index",
     "InvalidArgument",
     "Limits",
     "Observer",
@@ -149,6 +153,7 @@ __all__ = [
     "Transaction",
     "TransactionTooLarge",
     "Unavailable",
+    "UniqueViolation",
     "UsageError",
     "WorkerLimits",
     "WrittenTwice",

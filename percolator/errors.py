@@ -9,6 +9,7 @@
     │   ├── RowChanged             computed from a row that was written since: read it again
     │   ├── SnapshotTooOld         older than what the store still keeps
     │   ├── TransactionTooLarge
+    │   ├── UniqueViolation        two rows would have the same values in a unique index
     │   └── WrittenTwice           two tasks of a shared transaction write one cell
     ├── InvalidArgument            a field is wrong; nothing was written
     ├── UsageError                 the program uses the library in a way that cannot work
@@ -301,6 +302,19 @@ def not_picklable(what: str) -> UsageError:
         "that Spark runs on executors, call percolator.spark.database() instead of using the "
         "driver's database; in any other process, call percolator.connect()"
     )
+
+
+class UniqueViolation(TransactionError):
+    """Two rows would have the same values in a unique index. Nothing was committed."""
+
+    def __init__(
+        self, message: str, *, index: str = "", rows: tuple[bytes, ...] = (), where: str = ""
+    ) -> None:
+        super().__init__(message, where=where)
+        self.index = index
+        """The name of the index."""
+        self.rows = rows
+        """The row that was written, and the row that has the values."""
 
 
 class SchemaError(PercolatorError):

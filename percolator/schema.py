@@ -15,6 +15,12 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 from percolator import codecs
 from percolator.codecs import Codec, KeyCodec
+from percolator.codecs.indexes import (
+    INDEX_BYTES_MAX,
+    INDEX_COLUMNS_MAX,
+    IndexDefinition,
+    require_indexable,
+)
 from percolator.codecs.names import COLUMN_BYTES_MAX
 from percolator.codecs.values import after_prefix, require_key_codec
 from percolator.conditions import Condition, compared, listed_operands
@@ -55,7 +61,8 @@ def _name(what: str, name: object, bytes_max: int) -> bytes:
             f"the {what} name {name!r} cannot be encoded as UTF-8: {error.reason}"
         ) from None
     if not isinstance(encoded, bytes) or not 1 <= len(encoded) <= bytes_max:
-        raise SchemaError(f"a {what} name must have 1 to {bytes_max} bytes, got {name!r}")
+        article = "an" if what == "index" else "a"
+        raise SchemaError(f"{article} {what} name must have 1 to {bytes_max} bytes, got {name!r}")
     return encoded
 
 
@@ -66,9 +73,11 @@ class Table(Generic[K]):
     >>> events = Table("events", key=codecs.tuple_of(codecs.text, codecs.ordered_integer))
     """
 
-    __slots__ = ("key", "name")
+    __slots__ = ("indexes", "key", "name")
 
     key: KeyCodec[K]
+    indexes: dict[str, Index[K]]
+    """By name: those that the program has declared. A table is created with them."""
 
     @overload
     def __init__(self: Table[str], name: str) -> None: ...
@@ -81,10 +90,46 @@ class Table(Generic[K]):
         require_key_codec(key, f"table {name!r}")
         self.name = name
         self.key = key
+        self.indexes = {}
 
-    def column(self, name: str | bytes, codec: Codec[T]) -> Column[T, K]:
-        """A column of this table, whose values `codec` reads and writes."""
-        return Column(self, name, codec)
+    def column(
+        self,
+        name: str | bytes,
+        codec: Codec[T],
+        *,
+        indexed: bool = False,
+        unique: bool = False,
+    ) -> Column[T, K]:
+        """A column of this table, whose values `codec` reads and writes.
+
+        If it is `indexed`, the table has an index over it, of the same name. If it is `unique`, no
+        two rows have the same value in it, and it is indexed, too.
+        """
+        column: Column[T, K] = Column(self, name, codec)
+        if indexed or unique:
+            try:
+                text = column.name.decode()
+            except UnicodeDecodeError:
+                raise SchemaError(
+                    f"column {column.name!r} cannot give its name to an index, since it is not "
+                    "text: use table.index"
+                ) from None
+            self.index(text, column, unique=unique)
+        return column
+
+    def index(self, name: str, *columns: Column[Any], unique: bool = False) -> Index[K]:
+        """An index of this table over one or several columns, in the order in which values are
+        compared. If it is `unique`, no two rows have the same values in all of them.
+
+        >>> by_city = customers.index("by city", city, joined)
+        """
+        made = Index(self, name, columns, unique=unique)
+        known = self.indexes.setdefault(name, made)
+        if not known.definition().declares_same(made.definition()):
+            raise SchemaError(
+                f"table {self.name!r} has another index {name!r}: {known!r}, not {made!r}"
+            )
+        return known
 
     def family(self, prefix: str | bytes, codec: Codec[T]) -> Family[T]:
         """All columns of this table whose names begin with `prefix`, and whose values `codec` reads
@@ -179,6 +224,69 @@ class Column(Readable[T, R], Generic[T, R]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Column) and other.name == self.name and other.table == self.table
+
+    def __hash__(self) -> int:
+        return hash((self.table.name, self.name))
+
+
+class Index(Generic[K]):
+    """An index of a table, which leads from values of columns to the rows that have them.
+
+    A program declares it with `Table.column` or `Table.index`. Rows without a value in one of the
+    columns are not in it.
+    """
+
+    __slots__ = ("columns", "name", "table", "unique")
+
+    def __init__(
+        self,
+        table: Table[K],
+        name: str,
+        columns: Sequence[Column[Any]],
+        *,
+        unique: bool = False,
+    ) -> None:
+        if not isinstance(name, str):
+            raise SchemaError(f"an index name must be a str, got {type(name).__name__}")
+        _name("index", name, INDEX_BYTES_MAX)
+        if not name.isprintable() or name != name.strip():
+            raise SchemaError(
+                f"the index name {name!r} has unprintable characters, or a space at either end"
+            )
+        if not 1 <= len(columns) <= INDEX_COLUMNS_MAX:
+            raise SchemaError(
+                f"index {name!r}: expected 1 to {INDEX_COLUMNS_MAX} columns, got {len(columns)}"
+            )
+        listed: Sequence[object] = columns
+        for place, column in enumerate(listed):
+            if not isinstance(column, Column) or column.table != table:
+                raise SchemaError(
+                    f"index {name!r}: {column!r} is not a column of table {table.name!r}"
+                )
+            if column.is_of_family:
+                raise SchemaError(
+                    f"index {name!r}: {column!r} is of a family, and only single columns can be "
+                    "indexed"
+                )
+            if column in listed[:place]:
+                raise SchemaError(f"index {name!r}: {column!r} is named twice")
+            require_indexable(column.codec.name, column.name)
+        self.table = table
+        self.name = name
+        self.columns = tuple(columns)
+        self.unique = unique
+
+    def definition(self) -> IndexDefinition:
+        """What a table's schema keeps of it."""
+        columns = tuple((column.name, column.codec.name) for column in self.columns)
+        return IndexDefinition(self.name, columns, self.unique)
+
+    def __repr__(self) -> str:
+        names = ", ".join(repr(column.name) for column in self.columns)
+        return f"Index({self.table.name!r}, {self.name!r}, {names}{', unique' * self.unique})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Index) and other.name == self.name and other.table == self.table
 
     def __hash__(self) -> int:
         return hash((self.table.name, self.name))

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "percolator/blocking/api.py"
 SOURCES = {
     "connect": "percolator/aio/connecting.py",
-    "Reads": "percolator/aio/reader.py",
+    "Reads": "percolator/aio/reads.py",
     "Snapshot": "percolator/aio/snapshot.py",
     "Transaction": "percolator/aio/transaction.py",
     "Pin": "percolator/aio/pin.py",
@@ -42,7 +42,7 @@ SOURCES = {
     "Database": "percolator/aio/database.py",
 }
 ONLY_ASYNCIO = {
-    "Reads": {"require_not_ended", "scan_pages"},
+    "Reads": {"find_pages", "require_not_ended", "scan_pages"},
     "Snapshot": {"scan_cells", "scan_joined", "get_cells"},
     "Transaction": {"ended", "internal", "joins_transactions"},
     "Pin": {"session_id", "set"},

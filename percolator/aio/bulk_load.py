@@ -114,6 +114,7 @@ class BulkLoad:
         Raises `NotEmpty`, and `LoadComplete` if that load is complete.
         """
         await self._know_table()
+        await self._require_no_indexes()
         table, timestamps = self._plan.table, self._engine.env.timestamps
         for _ in range(ATTEMPTS_MAX):
             run = await timestamps.get()
@@ -131,10 +132,25 @@ class BulkLoad:
                 # this run had loaded by then.
                 await self._each(_CLEAR, run, missing_ok=found.is_overtaken)
             elif not found.is_overtaken:
+                try:
+                    # One that was added meanwhile may have been built before the range was closed.
+                    await self._require_no_indexes()
+                except UsageError:
+                    await self._open_again(run)
+                    raise
                 return LoadTimestamps(run, await timestamps.get())
         raise UsageError(
             f"cannot begin the load: others keep locking or loading rows of table {table!r}"
         )
+
+    async def _require_no_indexes(self) -> None:
+        deadline = self._engine.now() + CALL_SECONDS
+        schema = await self._engine.catalog.refresh(self._table_id, deadline)
+        if schema.indexes:
+            raise UsageError(
+                f"table {self._plan.table!r} has indexes, which a bulk load does not keep: drop "
+                "them, and add them again afterwards"
+            )
 
     async def resume(self, timestamps: LoadTimestamps) -> bool:
         """True if the range is still closed for this run, and so holds all that it has loaded.

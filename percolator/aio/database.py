@@ -22,6 +22,8 @@ from weakref import WeakKeyDictionary
 
 from percolator.aio.changes import Changes, Following
 from percolator.aio.engine import Engine
+from percolator.aio.find import declared_index
+from percolator.aio.index_build import IndexBuild
 from percolator.aio.observing import new_worker, stop_all, worker_context
 from percolator.aio.pin import Pin
 from percolator.aio.reader import Reader
@@ -43,9 +45,11 @@ from percolator.arguments import (
     listed,
     listed_tables,
     require_bool,
+    require_function,
     require_no_internal_name,
     require_seconds,
     require_table,
+    require_text,
     retention_milliseconds,
 )
 from percolator.codecs.values import SplitPoint, name_of
@@ -63,10 +67,13 @@ from percolator.observers.quiet import Quiet, wait_until_quiet
 from percolator.observers.registration import register
 from percolator.observers.worker import Worker, WorkerLimits
 from percolator.protocol.commit import settled
+from percolator.protocol.indexes import DROPPED
 from percolator.retries import Attempts, RetryPolicy, awaited, require_policy, require_runnable
-from percolator.schema import Column, Readable, Table, encoded_key
+from percolator.routing.catalog import TableInfo
+from percolator.schema import Column, Index, Readable, Table, encoded_key
 from percolator.timestamps import Timestamp
 from percolator.v1.master_pb2 import Codecs, TableOptions
+from percolator.wire.table_indexes import ENTRIES_PREFIX
 
 # What the rest of the library needs from a database, and programs do not: `Database.internal`.
 
@@ -247,9 +254,10 @@ class Database:
 
         `retention` is how long old versions are kept; by default, as long as the cluster says. With
         a `change_feed`, `changes` can follow the table. `ttl` says how long after its commit a
-        value of a column is visible. With `exist_ok`, a table that exists stays as it is. It is
-        refused if it lacks the `change_feed`, since what was committed so far would be missing, or
-        if a `retention` or `ttl` is given and it has another one. Only admins may create tables.
+        value of a column is visible. The table has the indexes that were declared for it. With
+        `exist_ok`, a table that exists stays as it is. It is refused if it lacks the `change_feed`
+        or an index, since what was committed so far would be missing, or if a `retention` or `ttl`
+        is given and it has another one. Only admins may create tables.
 
         >>> await db.create_table(sessions, ttl={token: timedelta(hours=12)})
         """
@@ -271,6 +279,8 @@ class Database:
         options = TableOptions(change_feed=change_feed, ttls=column_ttls(table, ttl))
         if options.ttls:
             self._engine.require_ttls_possible()
+        if table.indexes:
+            self._engine.require_indexes_possible()
         if retention is not None:
             options.retention_milliseconds = retention_milliseconds(retention)
         try:
@@ -281,6 +291,7 @@ class Database:
                 exist_ok=exist_ok,
                 deadline=deadline,
                 codecs=Codecs(key=name_of(table.key)),
+                indexes=[one.definition() for one in table.indexes.values()],
             )
         except InvalidArgument as error:
             raise as_option(error, table) from error
@@ -304,9 +315,9 @@ class Database:
             await self.create_table(table, exist_ok=exist_ok, timeout=left)
 
     async def tables(self, *, timeout: float | None = None) -> list[str]:
-        """The names of all tables, sorted."""
+        """The names of all tables, sorted, without those that have the entries of indexes."""
         found = await self._engine.catalog.tables(self.internal.deadline(timeout))
-        return sorted(info.name for info in found)
+        return sorted(one.name for one in found if not one.name.startswith(ENTRIES_PREFIX))
 
     async def drop_table(
         self, table: Table[Any], *, missing_ok: bool = False, timeout: float | None = None
@@ -351,6 +362,74 @@ class Database:
         require_no_internal_name(column.table.name)
         self._engine.require_ttls_possible()
         await self._engine.catalog.set_ttls(column.table.name, [change], deadline)
+
+    async def create_index(
+        self,
+        index: Index[Any] | Column[Any],
+        *,
+        progress: Callable[[int], None] | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Adds an index to a table that exists, and returns the number of rows once each is in it.
+
+        Writers may go on meanwhile: from the moment when the table has the index, all commits keep
+        it. Nothing is found by it before this returns. If it fails half-way, call it again.
+        `progress` is called with how many rows were read so far. The time-out is for adding the
+        index, and for each page of the table and each lock of others.
+
+        >>> await db.create_index(by_city)
+        """
+        deadline = self.internal.deadline(timeout)
+        if progress is not None:
+            require_function(progress, "progress")
+        declared = declared_index(index)
+        require_no_internal_name(declared.table.name)
+        self._engine.require_indexes_possible()
+        info = await self._engine.catalog.change_indexes(
+            declared.table.name, add=[declared.definition()], deadline=deadline
+        )
+        return await self._index(info, declared.name, timeout).build(progress)
+
+    async def drop_index(
+        self, table: Table[Any], name: str, *, timeout: float | None = None
+    ) -> None:
+        """Removes an index of a table, with its entries. Once this returns, no commit keeps it.
+
+        >>> await db.drop_index(customers, "by city")
+        """
+        deadline = self.internal.deadline(timeout)
+        require_table(table)
+        require_no_internal_name(table.name)
+        require_text(name, "name")
+        self._engine.require_indexes_possible()
+        catalog = self._engine.catalog
+        await catalog.describe(table.name, deadline)
+        info = catalog.known(table.name)
+        if info is not None and any(one.name == name for one in info.schema.indexes):
+            # Before any commit leaves its entries out.
+            await self._index(info, name, timeout).mark(DROPPED)
+        await catalog.change_indexes(table.name, remove=[name], deadline=deadline)
+
+    async def check_index(
+        self, index: Index[Any] | Column[Any], *, timeout: float | None = None
+    ) -> list[str]:
+        """Compares an index with its table, and returns the differences: none, unless something is
+        wrong. The time-out applies to each page.
+
+        >>> assert await db.check_index(by_city) == []
+        """
+        deadline = self.internal.deadline(timeout)
+        declared = declared_index(index)
+        await self._engine.catalog.describe(declared.table.name, deadline)
+        info = await self._engine.catalog.table(declared.table.name, deadline)
+        return await self._index(info, declared.name, timeout).problems()
+
+    def _index(self, info: TableInfo, name: str, timeout: float | None) -> IndexBuild:
+        seconds = timeout or self._engine.limits.call_seconds
+        for one in info.schema.indexes:
+            if one.name == name:
+                return IndexBuild(self, self._engine, info.table_id, one, seconds)
+        raise SchemaError(f"table {info.name!r} has no index {name!r}", table=info.name)
 
     def changes(
         self,

@@ -14,17 +14,14 @@ import asyncio
 from asyncio import get_running_loop
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Awaitable,
-    Coroutine,
     Iterable,
     Mapping,
     Sequence,
 )
-from contextlib import aclosing, nullcontext
-from typing import Any, Protocol, TypeVar, overload
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
 
-from percolator.aio.awaits import Awaits, must_be_awaited
 from percolator.aio.engine import Engine
 from percolator.arguments import (
     COLUMNS_MAX,
@@ -72,7 +69,6 @@ from percolator.schema import (
     Readable,
     Row,
     Table,
-    decoded_key,
     decoded_value,
     encoded_key,
     stored_names,
@@ -140,10 +136,13 @@ class Reader:
         self.env = engine.env
         self.timeout_seconds = timeout_seconds or engine.limits.call_seconds
         self._kind = kind
-        self._own = own
+        self.own = own
         self.tables: dict[str, TableInfo] = {}
         """The tables used so far. A name keeps its meaning to the end: after the table was dropped
         and created again, the transaction would read nothing and write into the new one."""
+        self.seen: dict[CellAddress, FoundCell] = {}
+        """Cells of tables with indexes, as they are stored: a commit that writes them need not read
+        them again."""
         self.statistics = Statistics()
         self.calls = Calls(engine.admission)
 
@@ -407,6 +406,9 @@ class Reader:
                     if isinstance(answer, RowResult):
                         answer = await self._past_locks(address, answer, start, deadline)
                 found = answer
+                schema = self.env.schemas.get(address.table_id)
+                if schema is not None and schema.indexes:
+                    self.seen[address] = found or _NOTHING
         if found is None or found.value is None:
             return default
         return decoded_value(column, row, found.value)
@@ -451,8 +453,8 @@ class Reader:
     def _at_hand(self, address: CellAddress) -> FoundCell | None:
         """The cell, if no server has to be asked for it: the transaction has written it, or knows
         the row. A missing cell is one without a value."""
-        if self._own is not None and self._own.cells:
-            written = self._own.own_value(address)
+        if self.own is not None and self.own.cells:
+            written = self.own.own_value(address)
             if written is not None:
                 return written
         if self.known is not None and self.start and self.known.has(address):
@@ -462,7 +464,7 @@ class Reader:
     def at_hand(self, row: object, column: Readable[Any]) -> FoundCell | None:
         """The cell, if `get` would ask nobody for it. Works in the transaction's thread, too: a
         trip to the event loop costs more than most observers."""
-        if self.late or (self.known is None and not (self._own and self._own.cells)):
+        if self.late or (self.known is None and not (self.own and self.own.cells)):
             return None
         address = self.known_address(row, column)
         if address is None:
@@ -561,7 +563,7 @@ class Reader:
             addresses.append(address)
             if self.read_locks is not None:
                 self.read_locks.read_lock(address)
-            written = None if self._own is None else self._own.own_value(address)
+            written = None if self.own is None else self.own.own_value(address)
             if written is None and self.known is not None and self.known.has(address):
                 written = self.known[address] or _NOTHING
             if written is None:
@@ -613,11 +615,27 @@ class Reader:
             for row in encoded:
                 for name in names or ():
                     self.read_locks.read_lock(CellAddress(info.table_id, row, name))
+        stored = await self.stored_rows(info.table_id, encoded, names, prefixes, deadline)
+        return [
+            Row(table, key, cells, columns, info.codecs)
+            for key, cells in zip(keys, stored, strict=True)
+        ]
+
+    async def stored_rows(
+        self,
+        table_id: int,
+        rows: Sequence[bytes],
+        names: list[bytes] | None,
+        prefixes: tuple[bytes, ...],
+        deadline: float,
+    ) -> list[dict[bytes, bytes]]:
+        """The values of rows by column, with the transaction's own writes. `names` of None means
+        all columns."""
         start = self.start or await self.begin(deadline)
-        known = known_rows(self.known, info.table_id, encoded, None if prefixes else names)
+        known = known_rows(self.known, table_id, rows, None if prefixes else names)
         requests = [
             RowRequest(
-                info.table_id,
+                table_id,
                 RowRead(
                     row=row,
                     columns=names or (),
@@ -626,13 +644,13 @@ class Reader:
                     column_prefixes=prefixes,
                 ),
             )
-            for row in encoded
+            for row in rows
             if row not in known
         ]
         answers = await self._read_rows(requests, deadline)
-        written = self._written(info.table_id, encoded, names, prefixes)
-        read, found = iter(answers), list[Row[K]]()
-        for key, row in zip(keys, encoded, strict=True):
+        written = self._written(table_id, rows, names, prefixes)
+        read, found = iter(answers), list[dict[bytes, bytes]]()
+        for row in rows:
             stored = known[row] if row in known else next(read).found
             cells = {
                 column: cell.value
@@ -644,12 +662,21 @@ class Reader:
                     cells.pop(name, None)
                 else:
                     cells[name] = value
-            found.append(Row(table, key, cells, columns, info.codecs))
+            found.append(cells)
         return found
 
     async def versions(
         self, cells: Iterable[CellAddress], deadline: float
     ) -> dict[CellAddress, FoundCell]:
+        """The newest versions of these cells at its timestamp, deletions among them."""
+        found = await self.stored(cells, deadline)
+        self.require_open()
+        return found
+
+    async def stored(
+        self, cells: Iterable[CellAddress], deadline: float
+    ) -> dict[CellAddress, FoundCell]:
+        """As `versions`, also while it is being committed."""
         columns: dict[tuple[int, bytes], list[bytes]] = {}
         for table_id, row, column in cells:
             columns.setdefault((table_id, row), []).append(column)
@@ -661,7 +688,6 @@ class Reader:
             for (table_id, row), names in columns.items()
         ]
         answers = await self._read_rows(requests, deadline)
-        self.require_open()
         return {
             CellAddress(table_id, row, column): cell
             for (table_id, row), answer in zip(columns, answers, strict=True)
@@ -677,7 +703,7 @@ class Reader:
     ) -> dict[bytes, dict[bytes, bytes | None]]:
         """The transaction's own writes to these rows, by row and column; None for a
         deletion."""
-        own = self._own
+        own = self.own
         if own is None or not own.cells:
             return {}
         if names is None or prefixes:
@@ -724,7 +750,7 @@ class Reader:
         seconds = timeout or self.timeout_seconds
         left = limit
         engine = self.engine
-        pages = scan_pages(engine.env, engine.cleanup, request, self._own, seconds, self.statistics)
+        pages = scan_pages(engine.env, engine.cleanup, request, self.own, seconds, self.statistics)
         async with aclosing(pages):
             async for page in pages:
                 self.require_open()
@@ -757,7 +783,7 @@ class Reader:
         seconds = timeout or self.timeout_seconds
         engine = self.engine
         found = await count_rows(
-            engine.env, engine.cleanup, request, self._own, seconds, self.statistics
+            engine.env, engine.cleanup, request, self.own, seconds, self.statistics
         )
         self.require_open()
         return found
@@ -813,17 +839,6 @@ class Reader:
         )
 
 
-def _row_of(
-    table: Table[K],
-    row: bytes,
-    cells: dict[bytes, Any],
-    columns: Columns | None,
-    info: TableInfo,
-) -> Row[K]:
-    values = {column: found.value for column, found in cells.items()}
-    return Row(table, decoded_key(table, row), values, columns, info.codecs)
-
-
 def _portions(columns: dict[bytes, None]) -> Sequence[Iterable[bytes]]:
     """Columns of one row, as many at a time as one read may name."""
     if len(columns) <= COLUMNS_MAX:
@@ -834,176 +849,3 @@ def _portions(columns: dict[bytes, None]) -> Sequence[Iterable[bytes]]:
 
 def _half_way(now: float, deadline: float) -> float:
     return now + (deadline - now) / 2
-
-
-class Reads(Awaits):
-    """The reads of snapshots and transactions."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-
-    @property
-    def statistics(self) -> Statistics:
-        """The cost so far: round trips, retries, and the locks waited for, with their owners."""
-        return self._reader.statistics
-
-    def _is_over(self) -> bool:
-        return bool(self._reader.ended)
-
-    def require_not_ended(self) -> None:
-        """Raises `UsageError` if it has ended, or the database was closed. Works in any thread."""
-        self._reader.require_not_ended()
-
-    @must_be_awaited
-    def timestamp(self) -> Coroutine[Any, Any, Timestamp]:
-        """The timestamp at which it reads. It is fetched now if nothing was read yet."""
-        return self._reader.timestamp()
-
-    @overload
-    async def get(
-        self, row: K, column: Readable[T, K], *, timeout: float | None = None
-    ) -> T | None: ...
-    @overload
-    async def get(
-        self, row: K, column: Readable[T, K], default: D, *, timeout: float | None = None
-    ) -> T | D: ...
-    @must_be_awaited
-    def get(
-        self, row: K, column: Readable[T, K], default: Any = None, *, timeout: float | None = None
-    ) -> Coroutine[Any, Any, Any]:
-        """The value of one cell, or `default` if it has none.
-
-        >>> await tx.get("bob", balance, default=0)
-        """
-        return self._reader.get(row, column, default, timeout)
-
-    @overload
-    async def get_many(
-        self, table: Iterable[tuple[object, Readable[T]]], /, *, timeout: float | None = None
-    ) -> list[T | None]: ...
-    @overload
-    async def get_many(
-        self, table: Iterable[tuple[object, Readable[Any]]], /, *, timeout: float | None = None
-    ) -> list[Any]: ...
-    @overload
-    async def get_many(
-        self,
-        table: Table[K],
-        rows: Iterable[K],
-        columns: Columns | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> list[Row[K]]: ...
-    @must_be_awaited
-    def get_many(
-        self,
-        table: Table[Any] | Iterable[tuple[object, Readable[Any]]],
-        rows: Iterable[Any] | None = None,
-        columns: Columns | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> Coroutine[Any, Any, list[Any]]:
-        """Reads many rows of a table in one round trip: one `Row` for each key, in the same order.
-
-        Without `columns`, it reads all columns; a row that does not exist is empty, and false. With
-        an empty list, it reads none, and all rows are empty. Given pairs of a row and a column
-        instead, of any tables, it returns their values, in the same order; None if there is none.
-
-        >>> bob, joe = await tx.get_many(accounts, ["bob", "joe"], [balance])
-        >>> left, state = await tx.get_many([("bob", balance), (17, order_state)])
-        """
-        return self._reader.get_many(table, rows, columns, timeout)
-
-    async def scan(
-        self,
-        table: Table[K],
-        *,
-        start: K | None = None,
-        end: K | None = None,
-        prefix: K | None = None,
-        columns: Columns | None = None,
-        where: Condition | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-        timeout: float | None = None,
-    ) -> AsyncIterator[Row[K]]:
-        """Yields the rows from `start` (inclusive) to `end` (exclusive), in order or in reverse.
-
-        With a `prefix`, only rows whose keys begin with it: `start` says where to continue in them.
-        The time-out applies to each page. Rows without a value in `columns` are left out. `where`
-        keeps the rows that match a condition; tablet servers do not send the others.
-
-        >>> async for row in snapshot.scan(accounts, prefix="b", columns=[balance]):
-        ...     print(row.key, row[balance])
-        >>> rich = snapshot.scan(accounts, where=(balance >= 1000) & owner.startswith("B"))
-        """
-        pages = self.scan_pages(
-            table,
-            start=start,
-            end=end,
-            prefix=prefix,
-            columns=columns,
-            where=where,
-            reverse=reverse,
-            limit=limit,
-            timeout=timeout,
-        )
-        async with aclosing(pages):
-            async for page in pages:
-                for row in page:
-                    # Rows that arrived with this page must not be used after the end.
-                    self._reader.require_not_ended()
-                    yield row
-
-    @must_be_awaited
-    def count(
-        self,
-        table: Table[K],
-        *,
-        start: K | None = None,
-        end: K | None = None,
-        prefix: K | None = None,
-        where: Condition | None = None,
-        timeout: float | None = None,
-    ) -> Coroutine[Any, Any, int]:
-        """The number of rows that `scan` would yield. Tablet servers count them.
-
-        >>> await tx.count(accounts, where=balance >= 1000)
-        """
-        return self._reader.count(table, (start, end, prefix), where, timeout)
-
-    async def scan_pages(
-        self,
-        table: Table[K],
-        *,
-        start: K | None = None,
-        end: K | None = None,
-        prefix: K | None = None,
-        columns: Columns | None = None,
-        where: Condition | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-        timeout: float | None = None,
-    ) -> AsyncGenerator[list[Row[K]], None]:
-        """As `scan`, but yields the pages in which the rows arrive."""
-        reader = self._reader
-        columns = None if columns is None else listed_columns(columns)
-        pages = reader.found_pages(
-            table,
-            start,
-            end,
-            prefix,
-            columns,
-            where=where,
-            reverse=reverse,
-            limit=limit,
-            timeout=timeout,
-        )
-        async with aclosing(pages):
-            while True:
-                with nullcontext() if self._waits is None else self._waits.call():
-                    page = await anext(pages, None)
-                    if page is None:
-                        return
-                    info = await reader.info(table, reader.deadline(timeout))  # known: a page came
-                yield [_row_of(table, key, cells, columns, info) for key, cells in page]

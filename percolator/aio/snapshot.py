@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from percolator.aio.engine import Engine
-from percolator.aio.reader import Reader, Reads
+from percolator.aio.reader import Reader
+from percolator.aio.reads import Reads
 from percolator.arguments import as_timestamp
 from percolator.protocol.read import (
     LockResolver,

@@ -27,7 +27,8 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
 
 from percolator.aio.awaits import must_be_awaited, timed
 from percolator.aio.engine import Engine
-from percolator.aio.reader import Reader, Reads
+from percolator.aio.reader import Reader
+from percolator.aio.reads import Reads
 from percolator.arguments import require_bool, require_seconds
 from percolator.errors import (
     CellAddress,
@@ -41,8 +42,9 @@ from percolator.errors import (
 from percolator.observers.time_limits import ClusterWaits
 from percolator.protocol.announcing import notify_weak_observers
 from percolator.protocol.commit import Commit, settled
+from percolator.protocol.indexes import with_entries, without_indexes
 from percolator.protocol.read import FoundRow
-from percolator.protocol.write_set import WriteSet, WriteSteps
+from percolator.protocol.write_set import KeptIndexes, WriteSet, WriteSteps
 from percolator.retries import Attempts
 from percolator.routing.catalog import NO_OBSERVERS, TableInfo
 from percolator.routing.cells import FoundCell, KnownRows
@@ -729,7 +731,10 @@ class Transaction(Reads):
             if not reader.start:
                 await reader.begin(deadline)
             if buffer.cells.cells:
-                committing = self._commit = self._prepare_commit()
+                kept = without_indexes(self._env, buffer.cells)
+                if kept is None:
+                    kept = await self._with_entries(deadline)
+                committing = self._commit = self._prepare_commit(kept)
                 with reader.calls:
                     commit_ts = await committing.run(deadline)
             else:
@@ -769,15 +774,27 @@ class Transaction(Reads):
             raise error
         self._reader.require_open()
 
-    def _prepare_commit(self) -> Commit:
+    def _with_entries(self, deadline: float) -> Coroutine[Any, Any, KeptIndexes]:
+        """What it writes, with the entries of all indexes of its tables."""
+        engine, reader = self._engine, self._reader
+
+        async def read(cells: list[CellAddress]) -> Mapping[CellAddress, FoundCell]:
+            missing = [cell for cell in cells if cell not in reader.seen]
+            found = await reader.stored(missing, deadline) if missing else {}
+            return found | reader.seen
+
+        return with_entries(engine.env, self._buffer.cells, read, engine.row_bytes_max, deadline)
+
+    def _prepare_commit(self, kept: KeptIndexes) -> Commit:
         engine, start, weak = self._engine, self._reader.start, self._buffer.weak
         env = engine.env
         write = WriteSteps(
             start,
-            self._buffer.cells.stored(start),
+            kept.cells.stored(start),
             env.limits.value_inline_bytes_max,
             weak_notifications=sorted(weak) if weak else (),
             tables=self._reader.tables,
+            kept=kept,
         )
         return Commit(
             env,

@@ -19,6 +19,7 @@ from percolator import aio
 from percolator.aio import Outcome
 from percolator.aio import changes as asynchronous_changes
 from percolator.aio.database import DRAIN_SECONDS
+from percolator.aio.find import Search
 from percolator.aio.set_many import source_of
 from percolator.aio.shared import Receipt, Ticket
 from percolator.aio.transaction import DONE, Written
@@ -44,7 +45,7 @@ from percolator.observers.watched import Counters
 from percolator.observers.worker import WorkerLimits
 from percolator.protocol.environment import Statistics
 from percolator.retries import RetryPolicy, finished, require_runnable
-from percolator.schema import Column, Columns, Readable, Row, Table, decoded_value
+from percolator.schema import Column, Columns, Index, Readable, Row, Table, decoded_value
 from percolator.timestamps import Timestamp
 from percolator.wire.tls import Tls
 
@@ -223,6 +224,41 @@ class Reads(Wrapper[S]):
             limit=limit,
             timeout=timeout,
         )
+        found = self._loop_thread.iterate(pages, ahead=self._prefetches, check=self._check)
+        with closing(found):
+            for page in found:
+                for row in page:
+                    # Rows that were read ahead must not be used after the end.
+                    self._asynchronous.require_not_ended()
+                    yield row
+
+    def find(
+        self,
+        index: Index[K] | Column[Any, K],
+        *values: object,
+        start: object = None,
+        end: object = None,
+        prefix: object = None,
+        columns: Columns | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[Row[K]]:
+        """Yields the rows with these values in the first columns of an index, in its order.
+
+        A column stands for the index of that column alone. `start` (inclusive), `end` (exclusive)
+        and `prefix` are about the column after those whose values are given. Without any of them,
+        it yields all rows that have a value in every column of the index. The time-out applies to
+        each page. The transaction's own writes show.
+
+        >>> for row in snapshot.find(city, "Rome", columns=[name]):
+        ...     print(row.key, row[name])
+        >>> italians = snapshot.find(by_place, "IT", prefix="R")
+        """
+        # By hand: pages are asked for in the event loop, and rows are yielded in this thread.
+        self._check()
+        search = Search(index, values, start, end, prefix, reverse, limit)
+        pages = self._asynchronous.find_pages(search, columns, timeout)
         found = self._loop_thread.iterate(pages, ahead=self._prefetches, check=self._check)
         with closing(found):
             for page in found:
@@ -804,9 +840,10 @@ class Database(Wrapper[aio.Database]):
 
         `retention` is how long old versions are kept; by default, as long as the cluster says. With
         a `change_feed`, `changes` can follow the table. `ttl` says how long after its commit a
-        value of a column is visible. With `exist_ok`, a table that exists stays as it is. It is
-        refused if it lacks the `change_feed`, since what was committed so far would be missing, or
-        if a `retention` or `ttl` is given and it has another one. Only admins may create tables.
+        value of a column is visible. The table has the indexes that were declared for it. With
+        `exist_ok`, a table that exists stays as it is. It is refused if it lacks the `change_feed`
+        or an index, since what was committed so far would be missing, or if a `retention` or `ttl`
+        is given and it has another one. Only admins may create tables.
 
         >>> db.create_table(sessions, ttl={token: timedelta(hours=12)})
         """
@@ -838,7 +875,7 @@ class Database(Wrapper[aio.Database]):
         self._call(call)
 
     def tables(self, *, timeout: float | None = None) -> list[str]:
-        """The names of all tables, sorted."""
+        """The names of all tables, sorted, without those that have the entries of indexes."""
         return self._call(partial(self._asynchronous.tables, timeout=timeout))
 
     def drop_table(
@@ -871,6 +908,43 @@ class Database(Wrapper[aio.Database]):
         been deleted because it had expired does not come back.
         """
         self._call(partial(self._asynchronous.set_ttl, column, ttl, timeout=timeout))
+
+    def create_index(
+        self,
+        index: Index[Any] | Column[Any],
+        *,
+        progress: Callable[[int], None] | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Adds an index to a table that exists, and returns the number of rows once each is in it.
+
+        Writers may go on meanwhile: from the moment when the table has the index, all commits keep
+        it. Nothing is found by it before this returns. If it fails half-way, call it again.
+        `progress` is called with how many rows were read so far. The time-out is for adding the
+        index, and for each page of the table and each lock of others.
+
+        >>> db.create_index(by_city)
+        """
+        return self._call(
+            partial(self._asynchronous.create_index, index, progress=progress, timeout=timeout)
+        )
+
+    def drop_index(self, table: Table[Any], name: str, *, timeout: float | None = None) -> None:
+        """Removes an index of a table, with its entries. Once this returns, no commit keeps it.
+
+        >>> db.drop_index(customers, "by city")
+        """
+        self._call(partial(self._asynchronous.drop_index, table, name, timeout=timeout))
+
+    def check_index(
+        self, index: Index[Any] | Column[Any], *, timeout: float | None = None
+    ) -> list[str]:
+        """Compares an index with its table, and returns the differences: none, unless something is
+        wrong. The time-out applies to each page.
+
+        >>> assert db.check_index(by_city) == []
+        """
+        return self._call(partial(self._asynchronous.check_index, index, timeout=timeout))
 
     def changes(
         self,

@@ -46,7 +46,7 @@ def list_observers(
     """List the observers of all tables, and whether they also handle cells older than they are."""
     here = connection(context)
     if table:
-        request = pb.DescribeTableRequest(name=table)
+        request = pb.DescribeTableRequest(name=table, knows_indexes=True)
         tables = [ask_master(here, methods.DESCRIBE_TABLE, request).table]
     else:
         answer = ask_master(here, methods.LIST_TABLES, pb.ListTablesRequest())

@@ -10,18 +10,21 @@ import typer
 from rich.table import Table as Screen
 from rich.text import Text
 
-from percolator import aio
+from percolator import aio, codecs, recipes
 from percolator.arguments import require_no_internal_name
 from percolator.cli.connection import ask_master, confirm, connection, fail, plain
 from percolator.cli.options import duration_seconds
 from percolator.codecs import readable
+from percolator.codecs.indexes import indexes_of, require_indexable
+from percolator.codecs.names import CodecNames
 from percolator.codecs.readable import counted, row_bytes, row_text
-from percolator.errors import InvalidArgument
+from percolator.errors import InvalidArgument, SchemaError
 from percolator.observers.definition import named
-from percolator.recipes import Index
+from percolator.schema import Index, Table
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
+from percolator.wire.table_indexes import described, no_index
 from percolator.wire.table_options import REQUEST_ID_BYTES, TTL_MILLISECONDS_MAX
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete tables.")
@@ -112,6 +115,7 @@ def create(
         exist_ok=exist_ok,
         codecs=codecs,
         request_id=os.urandom(REQUEST_ID_BYTES),
+        knows_indexes=True,
     )
     answer = ask_master(here, methods.CREATE_TABLE, request)
     what = "created" if answer.created else "already exists"
@@ -123,9 +127,10 @@ def create(
 
 @app.command("list")
 def list_tables(context: typer.Context) -> None:
-    """List all tables."""
+    """List all tables, but not those that have the entries of indexes."""
     here = connection(context)
-    tables = ask_master(here, methods.LIST_TABLES, pb.ListTablesRequest()).tables
+    listed = ask_master(here, methods.LIST_TABLES, pb.ListTablesRequest()).tables
+    tables = [table for table in listed if not table.index_of]
     screen = Screen("table", "id", "tablets", "schema", "observers", "retention", box=None)
     for table in tables:
         screen.add_row(
@@ -143,7 +148,7 @@ def list_tables(context: typer.Context) -> None:
 def describe(context: typer.Context, name: Name) -> None:
     """Show the schema of a table."""
     here = connection(context)
-    request = pb.DescribeTableRequest(name=name)
+    request = pb.DescribeTableRequest(name=name, knows_indexes=True)
     table = ask_master(here, methods.DESCRIBE_TABLE, request).table
     lines = [
         f"table {table.name}, id {table.table_id}{_tablets(table)}",
@@ -158,6 +163,7 @@ def describe(context: typer.Context, name: Name) -> None:
         f"column {row_text(one.column)} expires after {one.ttl_milliseconds / 1000:g} s"
         for one in table.options.ttls
     ]
+    lines += [f"index {one.name}, {described(one)}" for one in indexes_of(table.indexes)]
     for observer in table.observers:
         columns = ", ".join(column.decode(errors="backslashreplace") for column in observer.columns)
         states = " (weak)" * observer.weak + " (paused)" * observer.paused
@@ -326,6 +332,14 @@ def _as_data(table: pb.Table) -> dict[str, object]:
         "deleting": table.deleting,
         "key_codec": table.codecs.key or None,
         "columns": {row_text(one.column): one.codec for one in table.codecs.columns},
+        "indexes": [
+            {
+                "name": one.name,
+                "columns": [row_text(column) for column in one.names],
+                "unique": one.unique,
+            }
+            for one in indexes_of(table.indexes)
+        ],
         "observers": [
             {
                 "name": one.name,
@@ -338,14 +352,85 @@ def _as_data(table: pb.Table) -> dict[str, object]:
     }
 
 
-index_app = typer.Typer(no_args_is_help=True, help="Build and check secondary indexes.")
+index_app = typer.Typer(no_args_is_help=True, help="Create, check and drop indexes of tables.")
 
 _Reference = Annotated[str, typer.Argument(help="module:name of a percolator.recipes.Index.")]
+_IndexName = Annotated[str, typer.Argument(metavar="NAME", help="The index.", show_default=False)]
 
 
 @index_app.callback()
 def index() -> None:
-    """Build and check secondary indexes."""
+    """Create, check and drop indexes of tables."""
+
+
+@index_app.command("create")
+def create_index(
+    context: typer.Context,
+    table: Name,
+    name: _IndexName,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            metavar="COLUMN[=CODEC]",
+            help="A column; by default, with the codec that the table keeps for it. Repeatable, in "
+            "the order in which values are compared.",
+        ),
+    ] = None,
+    unique: Annotated[
+        bool, typer.Option("--unique", help="Let no two rows have the same values.")
+    ] = False,
+) -> None:
+    """Add an index to a table, and build it while programs go on writing.
+
+    If it is interrupted, call it again. It also builds an index that is there.
+    """
+    here = connection(context)
+    kept = ask_master(
+        here, methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name=table, knows_indexes=True)
+    ).table
+    try:
+        require_no_internal_name(table)
+        columns = _asked_for(column, CodecNames.of(kept.codecs))
+        wanted = _declared(table, name, columns, unique)
+    except (InvalidArgument, SchemaError) as error:
+        fail(error)
+    rows = here.run_with_database(lambda database: database.create_index(wanted))
+    here.show(
+        {"table": table, "index": name, "rows": rows},
+        plain(f"{counted(rows, 'row is', 'rows are')} indexed"),
+    )
+
+
+@index_app.command("drop")
+def drop_index(context: typer.Context, table: Name, name: _IndexName) -> None:
+    """Remove an index of a table."""
+    here = connection(context)
+    here.run_with_database(lambda database: database.drop_index(Table(table), name))
+    here.show({"table": table, "index": name}, plain(f"index {name} of table {table} dropped"))
+
+
+def _asked_for(given: list[str] | None, kept: CodecNames) -> list[tuple[bytes, str]]:
+    """The columns of an index and their codecs. Raises `InvalidArgument` or `SchemaError`."""
+    found = []
+    for text in given or ():
+        column, equals, codec = text.rpartition("=")
+        stored = row_bytes("--column", column if equals else text)
+        if not equals:
+            codec = kept.columns.get(stored, "")
+        if not codec:
+            raise InvalidArgument("--column", f"expected COLUMN=CODEC, found {text[:80]!r}")
+        readable.require_value_name("--column", codec)
+        require_indexable(codec, stored)
+        found.append((stored, codec))
+    return found
+
+
+def _declared(table: str, name: str, columns: list[tuple[bytes, str]], unique: bool) -> Index[Any]:
+    """The index, as a program would declare it."""
+    rows = Table(table, key=codecs.stored)
+    listed = (rows.column(one, readable.value_codec(codec) or codecs.raw) for one, codec in columns)
+    return rows.index(name, *listed, unique=unique)
 
 
 @index_app.command("backfill")
@@ -364,30 +449,56 @@ def backfill(context: typer.Context, reference: _Reference) -> None:
 
 
 @index_app.command("check")
-def check(context: typer.Context, reference: _Reference) -> None:
-    """Compare the index with its column, at one snapshot. Exits with 1 if they differ.
+def check(
+    context: typer.Context,
+    table: Annotated[
+        str,
+        typer.Argument(
+            help="The table; or, without NAME, module:name of a percolator.recipes.Index.",
+            show_default=False,
+        ),
+    ],
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="The index.", show_default=False)
+    ] = None,
+) -> None:
+    """Compare an index with its table, at one snapshot. Exits with 1 if they differ.
 
     If an observer keeps the index, run `percolator wait` before: what it has not handled yet
     differs.
     """
-    here, chosen = connection(context), _index(reference)
+    here = connection(context)
+    if name is None:
+        chosen = _index(table)
+        shown = chosen.table.name
 
-    async def compare(database: aio.Database) -> list[str]:
-        async with database.snapshot() as snapshot:
-            return await chosen.check(snapshot)
+        async def compare(database: aio.Database) -> list[str]:
+            async with database.snapshot() as snapshot:
+                return await chosen.check(snapshot)
+
+    else:
+        request = pb.DescribeTableRequest(name=table, knows_indexes=True)
+        described_table = ask_master(here, methods.DESCRIBE_TABLE, request).table
+        known = next((one for one in indexes_of(described_table.indexes) if one.name == name), None)
+        if known is None:
+            fail(no_index(table, name))
+        shown, declared = name, _declared(table, name, [*known.columns], known.unique)
+
+        async def compare(database: aio.Database) -> list[str]:
+            return await database.check_index(declared)
 
     problems = here.run_with_database(compare)
     lines = Text("\n").join(map(plain, problems or ["column and index agree"]))
-    here.show({"index": chosen.table.name, "problems": problems}, lines)
+    here.show({"index": shown, "problems": problems}, lines)
     if problems:
         raise typer.Exit(1)
 
 
-def _index(reference: str) -> Index[Any, Any, Any]:
+def _index(reference: str) -> recipes.Index[Any, Any, Any]:
     try:
         found = named(reference, "index")
     except InvalidArgument as error:
         fail(error)
-    if not isinstance(found, Index):
+    if not isinstance(found, recipes.Index):
         fail(InvalidArgument("index", f"{reference} is {found!r:.80}, not an Index"))
     return found

@@ -51,7 +51,7 @@ class CodecNames:
 
     def declared(self, table: str, more: pb.Codecs) -> CodecNames:
         """With what a program declares. Raises `SchemaError` if something has another codec."""
-        _check("codecs.columns", more.columns)
+        require_columns("codecs.columns", more.columns)
         if more.key:
             _check_codec("codecs.key", more.key)
         if self.key and more.key and self.key != more.key:
@@ -69,7 +69,7 @@ class CodecNames:
 
     def changed(self, request: pb.ChangeCodecsRequest) -> CodecNames:
         """With what an operator changes on purpose."""
-        _check("columns", request.columns)
+        require_columns("columns", request.columns)
         key = self.key
         if request.HasField("key"):
             if request.key:
@@ -107,7 +107,8 @@ def other_codec(table: str, column: bytes | None, known: str, declared: str) -> 
     )
 
 
-def _check(field: str, columns: Iterable[pb.ColumnCodec]) -> None:
+def require_columns(field: str, columns: Iterable[pb.ColumnCodec]) -> None:
+    """Raises `InvalidArgument` unless these are codecs, or none, of different columns."""
     seen: set[bytes] = set()
     for index, one in enumerate(columns):
         where = f"{field}[{index}]"

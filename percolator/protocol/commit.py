@@ -89,7 +89,8 @@ from percolator.protocol.write_set import (
     PrimaryLock,
     WriteSteps,
     locked_cell,
-    require_same_codecs,
+    other_indexes,
+    require_same_schemas,
     seconds_until,
 )
 from percolator.routing.cells import (
@@ -316,7 +317,7 @@ class Commit:
         waiting: LockWaiting | None = None
         while True:
             schema = env.schemas.get(table_id) or await env.schemas.refresh(table_id, deadline)
-            require_same_codecs(write.writes, write.tables, env.schemas.get)
+            require_same_schemas(write, env.schemas.get)
             message = write.one_round_commit(schema, is_followed=self._is_followed)
             self.state = State.ONE_ROUND
             self._sending()
@@ -436,11 +437,22 @@ class Commit:
         self, lock: PrimaryLock, cells: Sequence[CellAddress], deadline: float
     ) -> list[Answer]:
         self._statistics.round_trips += 1
-        prewrites = [self._write.prewrite_step(cell, lock.min_commit, lock.ttl) for cell in cells]
-        answers = self._env.cells.mutate(prewrites, deadline)
+        env, write = self._env, self._write
+        versions: dict[int, int] = {}
+        for table_id in {cell.table_id for cell in cells}:
+            versions[table_id] = (await env.schema(table_id, deadline)).version
+        require_same_schemas(write, env.schemas.get)
+        prewrites = [
+            write.prewrite_step(cell, lock.min_commit, lock.ttl, versions[cell.table_id])
+            for cell in cells
+        ]
+        sent = env.cells.mutate(prewrites, deadline)
         if self._announcement is None:
-            return await answers
-        return await self._announcement.with_prewrites(cells, answers, deadline)
+            answers = await sent
+        else:
+            answers = await self._announcement.with_prewrites(cells, sent, deadline)
+        await env.refresh_schemas(prewrites, answers, deadline)
+        return answers
 
     def _sort_out(
         self,
@@ -477,6 +489,10 @@ class Commit:
                     touched.append(cell)
                     unlocked.unanswered.append(cell)
                     unlocked.problem = answer
+                elif isinstance(answer, SchemaChanged):
+                    unlocked.blocked.append(cell)
+                elif isinstance(answer, SchemaError) and write.is_entry(cell):
+                    problem = other_indexes(write)  # the index was dropped
                 else:
                     problem = answer
         finally:
@@ -513,7 +529,7 @@ class Commit:
                 await self._notify(commit_ts, deadline)
             schema = await env.schema(table_id, deadline)
             if self.sent is not Sent.UNANSWERED:  # else only the same step can tell the outcome
-                require_same_codecs(write.writes, write.tables, env.schemas.get)
+                require_same_schemas(write, env.schemas.get)
             step = write.commit_primary_step(schema, min_commit, commit_ts)
             self._sending()
             self._statistics.round_trips += 1

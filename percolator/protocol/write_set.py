@@ -13,12 +13,13 @@ checked as the set grows, so that the error is raised at the line that exceeds t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from sortedcontainers import SortedDict
 
-from percolator.errors import CellAddress, TransactionTooLarge
+from percolator.codecs.indexes import IndexDefinition
+from percolator.errors import CellAddress, ConflictError, TransactionTooLarge
 from percolator.formats.records import (
     KIND_DELETE,
     KIND_LOCK_ONLY,
@@ -39,6 +40,7 @@ from percolator.protocol import steps
 from percolator.protocol.environment import Environment
 from percolator.routing.catalog import TableInfo, TableSchema
 from percolator.routing.cells import (
+    ANY_SCHEMA,
     APPLIED,
     Answer,
     CellMutation,
@@ -253,6 +255,17 @@ def locked_cell(cell: CellAddress) -> CellAddress:
 # set, the start timestamp and the arguments, so a repeated step is identical.
 
 _NO_TABLES: Mapping[str, TableInfo] = {}
+_NO_INDEXES: Mapping[int, tuple[IndexDefinition, ...]] = {}
+
+
+class KeptIndexes(NamedTuple):
+    """What was added to a write set for the indexes of its tables."""
+
+    indexes: Mapping[int, tuple[IndexDefinition, ...]]
+    """By table, as they were known then."""
+    cells: WriteSet
+    """With what was added."""
+    added: Set[CellAddress]
 
 
 class WriteSteps:
@@ -261,7 +274,9 @@ class WriteSteps:
     __slots__ = (
         "_shared",
         "cells",
+        "indexes",
         "inline_bytes_max",
+        "is_sorted",
         "primary",
         "session",
         "start",
@@ -278,15 +293,26 @@ class WriteSteps:
         *,
         weak_notifications: Sequence[CellAddress] = (),
         tables: Mapping[str, TableInfo] = _NO_TABLES,
+        kept: KeptIndexes | None = None,
     ) -> None:
         """The write set has at least one cell. `tables`: as they were when it was encoded, by name;
-        there may be others among them."""
+        there may be others among them. `kept`: what was added to the write set for indexes."""
         self.start = start
         self.writes = writes
         self.cells = sorted(writes) if len(writes) > 1 else list(writes)
+        self.is_sorted = True
+        self.indexes = _NO_INDEXES
+        """By table: the indexes of which the writes have the entries."""
+        if kept is not None:
+            self.indexes = kept.indexes
+            if kept.added:
+                least = min(cell for cell in self.cells if cell not in kept.added)
+                self.is_sorted = least == self.cells[0]
+                self.cells.remove(least)
+                self.cells.insert(0, least)
         self.primary = self.cells[0]
-        """The least cell: a function of the write set, so that every committer of the transaction
-        picks the same one."""
+        """The least cell that the program writes: a function of its writes, so that every committer
+        of the transaction picks the same one, whatever indexes it knows."""
         self.session = b""
         """The session of the process that commits it. Set it before the first lock is built."""
         self._shared = b""
@@ -294,6 +320,12 @@ class WriteSteps:
         self.weak_notifications = weak_notifications
         """The cells whose weak observers the commit notifies."""
         self.tables = tables
+
+    def is_entry(self, cell: CellAddress) -> bool:
+        """True if the cell is an entry of an index."""
+        return any(
+            one.table_id == cell.table_id for found in self.indexes.values() for one in found
+        )
 
     def fits_one_message(self, limits: Limits) -> bool:
         """True if the transaction is small enough to be one message, and in one table."""
@@ -317,7 +349,7 @@ class WriteSteps:
         columns: list[bytes] = []
         kinds: list[int] = []
         values: list[bytes] = []
-        for cell in self.cells:
+        for cell in self.cells if self.is_sorted else sorted(self.cells):
             kind, value = self.writes[cell]
             if len(value) > self.inline_bytes_max:
                 kind = KIND_PUT_IN_DATA
@@ -342,8 +374,14 @@ class WriteSteps:
         )
 
     def prewrite_step(
-        self, cell: CellAddress, min_commit: int, ttl_milliseconds: int
+        self,
+        cell: CellAddress,
+        min_commit: int,
+        ttl_milliseconds: int,
+        schema_version: int = ANY_SCHEMA,
     ) -> CellMutation:
+        """Under a version of the schema: a lock that is set by a client that does not know an index
+        could still be committed without an entry."""
         kind, value = self.writes[cell]
         data = None
         if len(value) > self.inline_bytes_max:
@@ -351,8 +389,9 @@ class WriteSteps:
         table_id, row, column = cell
         lock = self._lock(min_commit, ttl_milliseconds, kind, value)
         if data is None:
-            return CellMutation(table_id, Prewrite(row, column, lock, self.start))
-        return CellMutation(table_id, steps.prewrite(row, column, self.start, lock, data))
+            return CellMutation(table_id, Prewrite(row, column, lock, self.start), schema_version)
+        step = steps.prewrite(row, column, self.start, lock, data)
+        return CellMutation(table_id, step, schema_version)
 
     def _lock(self, min_commit: int, ttl_milliseconds: int, kind: int, value: bytes) -> bytes:
         if not self._shared:  # what commits in one round needs no lock
@@ -464,35 +503,48 @@ def _weak_notifications(
     return [(row, column, observers[column]) for _, row, column in cells if column in observers]
 
 
-# Refuses to commit what was encoded with a codec that its column no longer has.
+# Refuses to commit what was encoded with a codec that its column no longer has, or without entries
+# of an index that its table has by now.
 #
-# `percolator tables alter` raises the version of the table's schema, and returns when all its
-# tablets refuse commits under the former one. Whoever is refused learns the new schema, and comes
-# here. Without this, a transaction that has encoded its values before would commit them after, and
-# programs would read them with the new codec.
+# A change of either raises the version of the table's schema, and returns when all its tablets
+# refuse prewrites and commits under the former one. Whoever is refused learns the new schema, and
+# comes here. Without this, a transaction that has encoded its values before would commit them
+# after, and programs would read them with the new codec, or miss them in the index.
 #
-# What is being committed in two phases is judged where it becomes final, on the primary. So values
-# for another table than the primary's may still be committed if their cells were locked before. The
-# parts of a shared transaction are not judged: their primaries are in a table of Percolator's own,
-# and become final with one group of mutations, which knows nothing of their values.
+# Cells that were locked before may still be committed. Who builds an index waits until these locks
+# are gone (indexes.py). The parts of a shared transaction are not judged here: their primaries are
+# in a table of Percolator's own, and become final with one group of mutations.
 
 
-def require_same_codecs(
-    writes: Mapping[CellAddress, Write],
-    tables: Mapping[str, TableInfo],
-    schema_of: Callable[[int], TableSchema | None],
-) -> None:
-    """Raises `SchemaError` if a table has others now, as far as this client knows, than when the
-    transaction encoded its values. `tables`: as they were then; there may be others among them."""
-    for info in tables.values():
+def require_same_schemas(write: WriteSteps, schema_of: Callable[[int], TableSchema | None]) -> None:
+    """Raises `SchemaError` if a table has other codecs now, as far as this client knows, than when
+    the transaction encoded its values; and `ConflictError` if it has other indexes than when their
+    entries were added: run again, it adds those."""
+    for info in write.tables.values():
         schema = schema_of(info.table_id)
         if schema is not None and info.codecs is not schema.codecs:
             put = {
                 cell.column
-                for cell, (kind, _) in writes.items()
+                for cell, (kind, _) in write.writes.items()
                 if cell.table_id == info.table_id and kind == KIND_PUT
             }
             info.codecs.require_unchanged(schema.codecs, put)
+    for table_id, indexes in write.indexes.items():
+        schema = schema_of(table_id)
+        if schema is not None and schema.indexes is not indexes:
+            now = {one.table_id for one in schema.indexes}
+            if now != {one.table_id for one in indexes}:
+                raise other_indexes(write, schema.codecs.table)
+
+
+def other_indexes(write: WriteSteps, table: str = "") -> ConflictError:
+    """The indexes of a table were changed under a transaction. Run again, it knows them."""
+    named = f"table {table!r}" if table else "a table"
+    return ConflictError(
+        f"the indexes of {named} were changed while the transaction was running; nothing was "
+        "committed",
+        start_timestamp=write.start,
+    )
 
 
 # Keeping long commits alive: the lock on the primary, and the heartbeats that raise it.

@@ -14,6 +14,7 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
+from percolator.codecs.indexes import IndexDefinition, indexes_of
 from percolator.codecs.names import CodecNames
 from percolator.codecs.readable import quoted
 from percolator.errors import (
@@ -40,6 +41,7 @@ from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
 from percolator.wire.backoff import Backoff
 from percolator.wire.status import location_from_wire
+from percolator.wire.table_indexes import require_same_indexes
 from percolator.wire.table_options import REQUEST_ID_BYTES, require_options
 from percolator.world import RequestT, ResponseT, UnaryMethod, World
 
@@ -60,6 +62,8 @@ class TableSchema:
     expiring: frozenset[bytes] = frozenset()
     """The columns whose values expire. Tablets judge which have; a client has to write these again
     even if they hold their values already."""
+    indexes: tuple[IndexDefinition, ...] = ()
+    """Commits keep their entries. The same object as long as they stay the same."""
 
     @classmethod
     def of(
@@ -68,6 +72,7 @@ class TableSchema:
         observers: Sequence[pb.Observer],
         codecs: TableCodecs | None = None,
         ttls: Iterable[ColumnTtl] = (),
+        indexes: tuple[IndexDefinition, ...] = (),
     ) -> TableSchema:
         strong: dict[bytes, tuple[bytes, ...]] = {}
         weak: dict[bytes, tuple[bytes, ...]] = {}
@@ -76,7 +81,7 @@ class TableSchema:
             for column in observer.columns:
                 by_column[column] = (*by_column.get(column, ()), observer.name.encode())
         expiring = frozenset(one.column for one in ttls)
-        return cls(version, strong, weak, codecs or TableCodecs.unknown(), expiring)
+        return cls(version, strong, weak, codecs or TableCodecs.unknown(), expiring, indexes)
 
 
 NO_OBSERVERS = TableSchema()
@@ -424,7 +429,7 @@ class Catalog:
             known = self._by_name.get(name)
             if known is not None:
                 return known
-            request = pb.DescribeTableRequest(name=name)
+            request = pb.DescribeTableRequest(name=name, knows_indexes=True)
             response = await self._masters.call(methods.DESCRIBE_TABLE, request, deadline)
             return self._learn(response.table)
         finally:
@@ -445,6 +450,7 @@ class Catalog:
         exist_ok: bool,
         deadline: float,
         codecs: pb.Codecs | None = None,
+        indexes: Iterable[IndexDefinition] = (),
     ) -> TableInfo:
         request = pb.CreateTableRequest(
             name=name,
@@ -452,6 +458,8 @@ class Catalog:
             options=options,
             exist_ok=exist_ok,
             codecs=codecs,
+            indexes=(one.message() for one in indexes),
+            knows_indexes=True,
             request_id=self._random.randbytes(REQUEST_ID_BYTES),
         )
         # No limit for one attempt, since many tablets may take long. After a master's end in the
@@ -467,6 +475,8 @@ class Catalog:
                 raise
             # A program's token does not allow to create tables, but there is nothing to create.
             require_options(name, found.options, options)
+            known, wanted = indexes_of(found.indexes), indexes_of(request.indexes)
+            require_same_indexes(name, known, wanted)
             return self._learn(found)
         return self._learn(response.table)
 
@@ -478,7 +488,7 @@ class Catalog:
 
     async def describe(self, name: str, deadline: float) -> pb.Table:
         """The table with its observers, as of now. Raises `SchemaError` when there is none."""
-        request = pb.DescribeTableRequest(name=name)
+        request = pb.DescribeTableRequest(name=name, knows_indexes=True)
         response = await self._masters.call(methods.DESCRIBE_TABLE, request, deadline)
         self._learn(response.table)
         return response.table
@@ -546,6 +556,24 @@ class Catalog:
             methods.SET_TTLS, request, deadline, attempt_seconds_max=inf
         )
         self._learn(response.table)
+
+    async def change_indexes(
+        self,
+        name: str,
+        add: Iterable[IndexDefinition] = (),
+        remove: Iterable[str] = (),
+        *,
+        deadline: float,
+    ) -> TableInfo:
+        """Adds indexes, which the caller has to build, and removes others. Returns when all commits
+        keep them."""
+        request = pb.ChangeIndexesRequest(
+            table=name, add=(one.message() for one in add), remove=remove
+        )
+        response = await self._masters.call(
+            methods.CHANGE_INDEXES, request, deadline, attempt_seconds_max=inf
+        )
+        return self._learn(response.table)
 
     async def declare(self, info: TableInfo, column: Readable[Any], deadline: float) -> None:
         """Makes the cluster keep the codec of a column that is to be written. Raises `SchemaError`
@@ -646,8 +674,14 @@ class Catalog:
 
     def _learn(self, table: pb.Table) -> TableInfo:
         self._names[table.table_id] = table.name
-        version, ttls = table.schema_version, table.options.ttls
-        self._learn_schema(table.table_id, version, table.observers, table.codecs, ttls)
+        self._learn_schema(
+            table.table_id,
+            table.schema_version,
+            table.observers,
+            table.codecs,
+            table.options.ttls,
+            table.indexes,
+        )
         schema = self._by_id[table.table_id]
         info = TableInfo(table.table_id, table.name, schema, table.created_at)
         self._by_name[table.name] = info
@@ -664,7 +698,7 @@ class Catalog:
 
     async def refresh(self, table_id: int, deadline: float) -> TableSchema:
         """Asks a master for the current schema."""
-        request = pb.DescribeTableRequest(table_id=table_id)
+        request = pb.DescribeTableRequest(table_id=table_id, knows_indexes=True)
         try:
             response = await self._masters.call(methods.DESCRIBE_TABLE, request, deadline)
         except SchemaError as error:
@@ -693,6 +727,7 @@ class Catalog:
         observers: Sequence[pb.Observer],
         codecs: pb.Codecs,
         ttls: Iterable[ColumnTtl],
+        indexes: Iterable[pb.Index],
     ) -> None:
         known = self._by_id.get(table_id)
         if known is not None and version < known.version:
@@ -705,7 +740,11 @@ class Catalog:
             kept.learn(names)
             kept.table = kept.table or name
         if known is None or version > known.version:
-            schema = self._by_id[table_id] = TableSchema.of(version, observers, kept, ttls)
+            found = indexes_of(indexes)
+            if known is not None and known.indexes == found:
+                found = known.indexes
+            schema = TableSchema.of(version, observers, kept, ttls, found)
+            self._by_id[table_id] = schema
             self._versions.of_table[table_id] = version
             info = self._by_name.get(name)
             if info is not None and info.table_id == table_id:
@@ -723,8 +762,14 @@ class Catalog:
             response = await self._locate(table_id, row, even_deleting=False)
         except SchemaError as error:
             raise self._gone(table_id, error) from error
-        version, observers = response.schema_version, response.observers
-        self._learn_schema(table_id, version, observers, response.codecs, response.ttls)
+        self._learn_schema(
+            table_id,
+            response.schema_version,
+            response.observers,
+            response.codecs,
+            response.ttls,
+            response.indexes,
+        )
         return [location_from_wire(location) for location in response.locations]
 
     async def find_even_deleted(self, table_id: int, row: bytes) -> list[TabletLocation]:
@@ -740,6 +785,7 @@ class Catalog:
             range=RowRange(start=row),
             limit=_TABLETS_PER_PAGE,
             even_deleting=even_deleting,
+            knows_indexes=True,
         )
         deadline = self._clock.monotonic_seconds() + _SEARCH_SECONDS
         return await self._masters.call(methods.LOCATE_TABLETS, request, deadline)
@@ -750,7 +796,7 @@ class Catalog:
         rest: RowRange | None = RowRange()
         while rest is not None:
             request = pb.LocateTabletsRequest(
-                table_id=table_id, range=rest, limit=_TABLETS_PER_PAGE
+                table_id=table_id, range=rest, limit=_TABLETS_PER_PAGE, knows_indexes=True
             )
             response = await self._masters.call(methods.LOCATE_TABLETS, request, deadline)
             found += [location_from_wire(location) for location in response.locations]

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
+from percolator.codecs.indexes import IndexDefinition, indexes_of
 from percolator.codecs.names import CodecNames
 from percolator.errors import CellAddress, PercolatorError, SchemaError, TabletMoved
 from percolator.formats.records import LockRecord
@@ -35,6 +36,16 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.errors_pb2 import TabletLocation
 from percolator.wire.status import to_detail
+from percolator.wire.table_indexes import (
+    changed_indexes,
+    entries_name,
+    require_codecs_kept,
+    require_indexes,
+    require_no_entries,
+    require_no_ttls,
+    require_same_indexes,
+    with_index_codecs,
+)
 from percolator.wire.table_options import (
     changed_ttls,
     require_options,
@@ -95,6 +106,8 @@ class TablesInMemory(ABC):
         require_splits("splits", request.splits)
         require_ttls("options.ttls", request.options.ttls)
         require_retention(request.options)
+        indexes = require_indexes("indexes", request.indexes)
+        require_no_ttls(request.name, indexes, request.options.ttls)
         known = self._tables.get(request.name)
         if known is not None:
             if request.request_id and request.request_id == known.created_by:
@@ -102,26 +115,31 @@ class TablesInMemory(ABC):
             if not request.exist_ok:
                 raise table_exists(request.name)
             require_options(request.name, known.options, request.options)
+            require_same_indexes(known.name, indexes_of(known.indexes), indexes)
             self._keep(known, CodecNames.of(known.codecs).declared(known.name, request.codecs))
             return master_pb2.CreateTableResponse(table=known)
-        bounds = [b"", *request.splits, b""]
         table = master_pb2.Table(
             table_id=next(self._ids),
             name=request.name,
             schema_version=1,
             options=request.options,
-            tablets=len(bounds) - 1,
             created_at=self._allocate(1),
             codecs=CodecNames().declared(request.name, request.codecs).message(),
             created_by=request.request_id,
             observers=self._awaited.get(request.name, ()),
         )
+        await self._set_indexes(table, (), indexes, ready_at=table.created_at)
+        await self._add_table(table, request.splits)
+        return master_pb2.CreateTableResponse(table=table, created=True)
+
+    async def _add_table(self, table: master_pb2.Table, splits: Sequence[bytes] = ()) -> None:
+        bounds = [b"", *splits, b""]
+        table.tablets = len(bounds) - 1
         for start, end in itertools.pairwise(bounds):
             identity = TabletIdentity(table.table_id, next(self._ids), 1, start, end)
             self._disks[identity.tablet_id] = DurableMemory()
             await self._open(identity, table)
         self._tables[table.name] = table
-        return master_pb2.CreateTableResponse(table=table, created=True)
 
     async def delete_table(
         self, request: master_pb2.DeleteTableRequest
@@ -132,15 +150,20 @@ class TablesInMemory(ABC):
             if request.missing_ok:
                 return master_pb2.DeleteTableResponse()
             raise self._no_table(request.name, 0)
+        table = self._alterable(request.name)
         self._deletions.add(request.request_id)
-        table = self._tables.pop(request.name)
-        self._deleting[table.table_id] = table
-        for tablet in self._tablets_of(table.table_id):
-            await tablet.close()
-            later = replace(tablet.identity, epoch=tablet.identity.epoch + 1)
-            await self._open(later, table)
-        await self._remove_unneeded()
+        await self._delete([table, *self._entries(table)])
         return master_pb2.DeleteTableResponse(deleted=True)
+
+    async def _delete(self, tables: Iterable[master_pb2.Table]) -> None:
+        for table in tables:
+            del self._tables[table.name]
+            self._deleting[table.table_id] = table
+            for tablet in self._tablets_of(table.table_id):
+                await tablet.close()
+                later = replace(tablet.identity, epoch=tablet.identity.epoch + 1)
+                await self._open(later, table)
+        await self._remove_unneeded()
 
     async def list_tables(
         self, request: master_pb2.ListTablesRequest
@@ -169,7 +192,7 @@ class TablesInMemory(ABC):
             self._awaited[request.table] = awaited
             table = master_pb2.Table(name=request.table, observers=awaited)
             return master_pb2.ChangeObserversResponse(table=table)
-        table = self._table(request.table, 0)
+        table = self._alterable(request.table)
         change = changed_observers(table, request)
         named = {one.name for one in request.add}.union(request.remove)
         awaited = self._awaited.get(request.table, [])
@@ -188,7 +211,7 @@ class TablesInMemory(ABC):
     async def set_change_feed(
         self, request: master_pb2.SetChangeFeedRequest
     ) -> master_pb2.SetChangeFeedResponse:
-        table = self._table(request.table, 0)
+        table = self._alterable(request.table)
         if table.options.change_feed != request.change_feed:
             table.options.change_feed = request.change_feed
             table.schema_version += 1
@@ -196,8 +219,9 @@ class TablesInMemory(ABC):
         return master_pb2.SetChangeFeedResponse(table=table)
 
     async def set_ttls(self, request: master_pb2.SetTtlsRequest) -> master_pb2.SetTtlsResponse:
-        table = self._table(request.table, 0)
+        table = self._alterable(request.table)
         ttls = changed_ttls(table.options.ttls, request.ttls)
+        require_no_ttls(table.name, indexes_of(table.indexes), ttls)
         if ttls != list(table.options.ttls):
             del table.options.ttls[:]
             table.options.ttls.extend(ttls)
@@ -209,20 +233,71 @@ class TablesInMemory(ABC):
         self, request: master_pb2.DeclareCodecsRequest
     ) -> master_pb2.DeclareCodecsResponse:
         table = self._table("", request.table_id)
+        require_no_entries(table.name, table.index_of)
         self._keep(table, CodecNames.of(table.codecs).declared(table.name, request.codecs))
         return master_pb2.DeclareCodecsResponse(table=table)
 
     async def change_codecs(
         self, request: master_pb2.ChangeCodecsRequest
     ) -> master_pb2.ChangeCodecsResponse:
-        table = self._table(request.table, 0)
+        table = self._alterable(request.table)
         before = CodecNames.of(table.codecs)
         after = before.changed(request)
+        require_codecs_kept(table.name, indexes_of(table.indexes), after)
         self._keep(table, after)
         if before.contradicts(after):
             table.schema_version += 1
             await self._tell_tablets(table)
         return master_pb2.ChangeCodecsResponse(table=table)
+
+    async def change_indexes(
+        self, request: master_pb2.ChangeIndexesRequest
+    ) -> master_pb2.ChangeIndexesResponse:
+        async with self._creating:  # it creates tables
+            table = self._table(request.table, 0)
+            kept, added = changed_indexes(table, request)
+            if added or len(kept) < len(table.indexes):
+                await self._set_indexes(table, kept, added)
+                table.schema_version += 1
+                await self._tell_tablets(table)
+                used = {one.table_id for one in table.indexes}
+                await self._delete(
+                    [one for one in self._entries(table) if one.table_id not in used]
+                )
+            return master_pb2.ChangeIndexesResponse(table=table)
+
+    async def _set_indexes(
+        self,
+        table: master_pb2.Table,
+        kept: Iterable[IndexDefinition],
+        added: Iterable[IndexDefinition],
+        ready_at: int = 0,
+    ) -> None:
+        indexes = [*kept]
+        for one in added:
+            entries = master_pb2.Table(
+                table_id=next(self._ids),
+                name=entries_name(table.table_id, one.name),
+                schema_version=1,
+                options=master_pb2.TableOptions(
+                    retention_milliseconds=table.options.retention_milliseconds
+                ),
+                created_at=ready_at or self._allocate(1),
+                index_of=table.table_id,
+            )
+            await self._add_table(entries)
+            indexes.append(replace(one, table_id=entries.table_id, ready_at=ready_at))
+        self._keep(table, with_index_codecs(table.name, CodecNames.of(table.codecs), added))
+        del table.indexes[:]
+        table.indexes.extend(one.message() for one in sorted(indexes, key=lambda one: one.name))
+
+    def _entries(self, table: master_pb2.Table) -> list[master_pb2.Table]:
+        return [one for one in self._tables.values() if one.index_of == table.table_id]
+
+    def _alterable(self, name: str) -> master_pb2.Table:
+        table = self._table(name, 0)
+        require_no_entries(name, table.index_of)
+        return table
 
     @staticmethod
     def _keep(table: master_pb2.Table, codecs: CodecNames) -> None:
@@ -259,6 +334,7 @@ class TablesInMemory(ABC):
             observers=table.observers,
             codecs=table.codecs,
             ttls=table.options.ttls,
+            indexes=table.indexes,
         )
 
     # ------------------------------------------------------------------ deleted tables

@@ -25,53 +25,55 @@ _sym_db = _symbol_database.Default()
 from percolator.v1 import cells_pb2 as percolator_dot_v1_dot_cells__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apercolator/v1/errors.proto\x12\rpercolator.v1\x1a\x19percolator/v1/cells.proto\"\xdd\x07\n\x0b\x45rrorDetail\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\r\n\x05where\x18\x02 \x01(\t\x12)\n\x05retry\x18\x03 \x01(\x0e\x32\x1a.percolator.v1.RetrySafety\x12:\n\x10invalid_argument\x18\x04 \x01(\x0b\x32\x1e.percolator.v1.InvalidArgumentH\x00\x12/\n\noverloaded\x18\x05 \x01(\x0b\x32\x19.percolator.v1.OverloadedH\x00\x12\x38\n\x0fsession_expired\x18\x06 \x01(\x0b\x32\x1d.percolator.v1.SessionExpiredH\x00\x12\x32\n\x0ctablet_moved\x18\x07 \x01(\x0b\x32\x1a.percolator.v1.TabletMovedH\x00\x12\x36\n\x0eschema_changed\x18\x08 \x01(\x0b\x32\x1c.percolator.v1.SchemaChangedH\x00\x12\x39\n\x10snapshot_too_old\x18\t \x01(\x0b\x32\x1d.percolator.v1.SnapshotTooOldH\x00\x12\x36\n\x0estore_unusable\x18\n \x01(\x0b\x32\x1c.percolator.v1.StoreUnusableH\x00\x12\x38\n\x0foutcome_unknown\x18\x0b \x01(\x0b\x32\x1d.percolator.v1.OutcomeUnknownH\x00\x12\x34\n\rwrong_cluster\x18\x0c \x01(\x0b\x32\x1b.percolator.v1.WrongClusterH\x00\x12,\n\tnot_ready\x18\r \x01(\x0b\x32\x17.percolator.v1.NotReadyH\x00\x12>\n\x12invariant_violated\x18\x0e \x01(\x0b\x32 .percolator.v1.InvariantViolatedH\x00\x12+\n\x08\x63onflict\x18\x0f \x01(\x0b\x32\x17.percolator.v1.ConflictH\x00\x12\x38\n\x0fschema_mismatch\x18\x10 \x01(\x0b\x32\x1d.percolator.v1.SchemaMismatchH\x00\x12\x39\n\x0funauthenticated\x18\x11 \x01(\x0b\x32\x1e.percolator.v1.UnauthenticatedH\x00\x12<\n\x11permission_denied\x18\x12 \x01(\x0b\x32\x1f.percolator.v1.PermissionDeniedH\x00\x12\x36\n\x0eunknown_server\x18\x13 \x01(\x0b\x32\x1c.percolator.v1.UnknownServerH\x00\x42\x07\n\x05\x63\x61use\"0\n\x0fInvalidArgument\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x11\n\x0fUnauthenticated\"\x12\n\x10PermissionDenied\".\n\nOverloaded\x12 \n\x18retry_after_milliseconds\x18\x01 \x01(\r\"$\n\x0eSessionExpired\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"x\n\x0bTabletMoved\x12\x11\n\ttablet_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x30\n\tlocations\x18\x03 \x03(\x0b\x32\x1d.percolator.v1.TabletLocation\x12\x15\n\rhighest_epoch\x18\x04 \x01(\x04\"}\n\x0eTabletLocation\x12\x10\n\x08table_id\x18\x01 \x01(\x04\x12\x11\n\ttablet_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12&\n\x05range\x18\x04 \x01(\x0b\x32\x17.percolator.v1.RowRange\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\"9\n\rSchemaChanged\x12\x10\n\x08table_id\x18\x01 \x01(\x04\x12\x16\n\x0eschema_version\x18\x02 \x01(\x04\"7\n\x0eSnapshotTooOld\x12\x11\n\ttimestamp\x18\x01 \x01(\x04\x12\x12\n\nsafe_point\x18\x02 \x01(\x04\"\xbf\x01\n\rStoreUnusable\x12\x33\n\x06reason\x18\x01 \x01(\x0e\x32#.percolator.v1.StoreUnusable.Reason\"y\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10REASON_DISK_FULL\x10\x01\x12\x17\n\x13REASON_INPUT_OUTPUT\x10\x02\x12\x12\n\x0eREASON_DAMAGED\x10\x03\x12\x14\n\x10REASON_READ_ONLY\x10\x04\"x\n\x0eOutcomeUnknown\x12\x17\n\x0fstart_timestamp\x18\x01 \x01(\x04\x12+\n\x07primary\x18\x02 \x01(\x0b\x32\x1a.percolator.v1.CellAddress\x12 \n\x18retry_after_milliseconds\x18\x03 \x01(\r\"<\n\x0b\x43\x65llAddress\x12\x10\n\x08table_id\x18\x01 \x01(\x04\x12\x0b\n\x03row\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63olumn\x18\x03 \x01(\x0c\"\x8c\x01\n\x08\x43onflict\x12(\n\x04\x63\x65ll\x18\x01 \x01(\x0b\x32\x1a.percolator.v1.CellAddress\x12\x17\n\x0fstart_timestamp\x18\x02 \x01(\x04\x12\x1d\n\x15other_start_timestamp\x18\x03 \x01(\x04\x12\x1e\n\x16other_commit_timestamp\x18\x04 \x01(\x04\"/\n\x0cWrongCluster\x12\x10\n\x08\x65xpected\x18\x01 \x01(\t\x12\r\n\x05\x66ound\x18\x02 \x01(\t\"=\n\x08NotReady\x12 \n\x18retry_after_milliseconds\x18\x01 \x01(\r\x12\x0f\n\x07leaving\x18\x02 \x01(\t\"!\n\x11InvariantViolated\x12\x0c\n\x04rule\x18\x01 \x01(\t\"1\n\x0eSchemaMismatch\x12\r\n\x05table\x18\x01 \x01(\t\x12\x10\n\x08table_id\x18\x02 \x01(\x04\"\x1f\n\rUnknownServer\x12\x0e\n\x06server\x18\x01 \x01(\t*v\n\x0bRetrySafety\x12\x1c\n\x18RETRY_SAFETY_UNSPECIFIED\x10\x00\x12\x15\n\x11RETRY_SAFETY_SAFE\x10\x01\x12\x18\n\x14RETRY_SAFETY_USELESS\x10\x02\x12\x18\n\x14RETRY_SAFETY_UNKNOWN\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apercolator/v1/errors.proto\x12\rpercolator.v1\x1a\x19percolator/v1/cells.proto\"\x97\x08\n\x0b\x45rrorDetail\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\r\n\x05where\x18\x02 \x01(\t\x12)\n\x05retry\x18\x03 \x01(\x0e\x32\x1a.percolator.v1.RetrySafety\x12:\n\x10invalid_argument\x18\x04 \x01(\x0b\x32\x1e.percolator.v1.InvalidArgumentH\x00\x12/\n\noverloaded\x18\x05 \x01(\x0b\x32\x19.percolator.v1.OverloadedH\x00\x12\x38\n\x0fsession_expired\x18\x06 \x01(\x0b\x32\x1d.percolator.v1.SessionExpiredH\x00\x12\x32\n\x0ctablet_moved\x18\x07 \x01(\x0b\x32\x1a.percolator.v1.TabletMovedH\x00\x12\x36\n\x0eschema_changed\x18\x08 \x01(\x0b\x32\x1c.percolator.v1.SchemaChangedH\x00\x12\x39\n\x10snapshot_too_old\x18\t \x01(\x0b\x32\x1d.percolator.v1.SnapshotTooOldH\x00\x12\x36\n\x0estore_unusable\x18\n \x01(\x0b\x32\x1c.percolator.v1.StoreUnusableH\x00\x12\x38\n\x0foutcome_unknown\x18\x0b \x01(\x0b\x32\x1d.percolator.v1.OutcomeUnknownH\x00\x12\x34\n\rwrong_cluster\x18\x0c \x01(\x0b\x32\x1b.percolator.v1.WrongClusterH\x00\x12,\n\tnot_ready\x18\r \x01(\x0b\x32\x17.percolator.v1.NotReadyH\x00\x12>\n\x12invariant_violated\x18\x0e \x01(\x0b\x32 .percolator.v1.InvariantViolatedH\x00\x12+\n\x08\x63onflict\x18\x0f \x01(\x0b\x32\x17.percolator.v1.ConflictH\x00\x12\x38\n\x0fschema_mismatch\x18\x10 \x01(\x0b\x32\x1d.percolator.v1.SchemaMismatchH\x00\x12\x39\n\x0funauthenticated\x18\x11 \x01(\x0b\x32\x1e.percolator.v1.UnauthenticatedH\x00\x12<\n\x11permission_denied\x18\x12 \x01(\x0b\x32\x1f.percolator.v1.PermissionDeniedH\x00\x12\x36\n\x0eunknown_server\x18\x13 \x01(\x0b\x32\x1c.percolator.v1.UnknownServerH\x00\x12\x38\n\x0funique_violated\x18\x14 \x01(\x0b\x32\x1d.percolator.v1.UniqueViolatedH\x00\x42\x07\n\x05\x63\x61use\"0\n\x0fInvalidArgument\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x11\n\x0fUnauthenticated\"\x12\n\x10PermissionDenied\".\n\nOverloaded\x12 \n\x18retry_after_milliseconds\x18\x01 \x01(\r\"$\n\x0eSessionExpired\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"x\n\x0bTabletMoved\x12\x11\n\ttablet_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x30\n\tlocations\x18\x03 \x03(\x0b\x32\x1d.percolator.v1.TabletLocation\x12\x15\n\rhighest_epoch\x18\x04 \x01(\x04\"}\n\x0eTabletLocation\x12\x10\n\x08table_id\x18\x01 \x01(\x04\x12\x11\n\ttablet_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12&\n\x05range\x18\x04 \x01(\x0b\x32\x17.percolator.v1.RowRange\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\"9\n\rSchemaChanged\x12\x10\n\x08table_id\x18\x01 \x01(\x04\x12\x16\n\x0eschema_version\x18\x02 \x01(\x04\"7\n\x0eSnapshotTooOld\x12\x11\n\ttimestamp\x18\x01 \x01(\x04\x12\x12\n\nsafe_point\x18\x02 \x01(\x04\"\xbf\x01\n\rStoreUnusable\x12\x33\n\x06reason\x18\x01 \x01(\x0e\x32#.percolator.v1.StoreUnusable.Reason\"y\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10REASON_DISK_FULL\x10\x01\x12\x17\n\x13REASON_INPUT_OUTPUT\x10\x02\x12\x12\n\x0eREASON_DAMAGED\x10\x03\x12\x14\n\x10REASON_READ_ONLY\x10\x04\"x\n\x0eOutcomeUnknown\x12\x17\n\x0fstart_timestamp\x18\x01 \x01(\x04\x12+\n\x07primary\x18\x02 \x01(\x0b\x32\x1a.percolator.v1.CellAddress\x12 \n\x18retry_after_milliseconds\x18\x03 \x01(\r\"<\n\x0b\x43\x65llAddress\x12\x10\n\x08table_id\x18\x01 \x01(\x04\x12\x0b\n\x03row\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63olumn\x18\x03 \x01(\x0c\"\x8c\x01\n\x08\x43onflict\x12(\n\x04\x63\x65ll\x18\x01 \x01(\x0b\x32\x1a.percolator.v1.CellAddress\x12\x17\n\x0fstart_timestamp\x18\x02 \x01(\x04\x12\x1d\n\x15other_start_timestamp\x18\x03 \x01(\x04\x12\x1e\n\x16other_commit_timestamp\x18\x04 \x01(\x04\"-\n\x0eUniqueViolated\x12\r\n\x05index\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x03(\x0c\"/\n\x0cWrongCluster\x12\x10\n\x08\x65xpected\x18\x01 \x01(\t\x12\r\n\x05\x66ound\x18\x02 \x01(\t\"=\n\x08NotReady\x12 \n\x18retry_after_milliseconds\x18\x01 \x01(\r\x12\x0f\n\x07leaving\x18\x02 \x01(\t\"!\n\x11InvariantViolated\x12\x0c\n\x04rule\x18\x01 \x01(\t\"1\n\x0eSchemaMismatch\x12\r\n\x05table\x18\x01 \x01(\t\x12\x10\n\x08table_id\x18\x02 \x01(\x04\"\x1f\n\rUnknownServer\x12\x0e\n\x06server\x18\x01 \x01(\t*v\n\x0bRetrySafety\x12\x1c\n\x18RETRY_SAFETY_UNSPECIFIED\x10\x00\x12\x15\n\x11RETRY_SAFETY_SAFE\x10\x01\x12\x18\n\x14RETRY_SAFETY_USELESS\x10\x02\x12\x18\n\x14RETRY_SAFETY_UNKNOWN\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'percolator.v1.errors_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RETRYSAFETY']._serialized_start=2356
-  _globals['_RETRYSAFETY']._serialized_end=2474
+  _globals['_RETRYSAFETY']._serialized_start=2461
+  _globals['_RETRYSAFETY']._serialized_end=2579
   _globals['_ERRORDETAIL']._serialized_start=73
-  _globals['_ERRORDETAIL']._serialized_end=1062
-  _globals['_INVALIDARGUMENT']._serialized_start=1064
-  _globals['_INVALIDARGUMENT']._serialized_end=1112
-  _globals['_UNAUTHENTICATED']._serialized_start=1114
-  _globals['_UNAUTHENTICATED']._serialized_end=1131
-  _globals['_PERMISSIONDENIED']._serialized_start=1133
-  _globals['_PERMISSIONDENIED']._serialized_end=1151
-  _globals['_OVERLOADED']._serialized_start=1153
-  _globals['_OVERLOADED']._serialized_end=1199
-  _globals['_SESSIONEXPIRED']._serialized_start=1201
-  _globals['_SESSIONEXPIRED']._serialized_end=1237
-  _globals['_TABLETMOVED']._serialized_start=1239
-  _globals['_TABLETMOVED']._serialized_end=1359
-  _globals['_TABLETLOCATION']._serialized_start=1361
-  _globals['_TABLETLOCATION']._serialized_end=1486
-  _globals['_SCHEMACHANGED']._serialized_start=1488
-  _globals['_SCHEMACHANGED']._serialized_end=1545
-  _globals['_SNAPSHOTTOOOLD']._serialized_start=1547
-  _globals['_SNAPSHOTTOOOLD']._serialized_end=1602
-  _globals['_STOREUNUSABLE']._serialized_start=1605
-  _globals['_STOREUNUSABLE']._serialized_end=1796
-  _globals['_STOREUNUSABLE_REASON']._serialized_start=1675
-  _globals['_STOREUNUSABLE_REASON']._serialized_end=1796
-  _globals['_OUTCOMEUNKNOWN']._serialized_start=1798
-  _globals['_OUTCOMEUNKNOWN']._serialized_end=1918
-  _globals['_CELLADDRESS']._serialized_start=1920
-  _globals['_CELLADDRESS']._serialized_end=1980
-  _globals['_CONFLICT']._serialized_start=1983
-  _globals['_CONFLICT']._serialized_end=2123
-  _globals['_WRONGCLUSTER']._serialized_start=2125
-  _globals['_WRONGCLUSTER']._serialized_end=2172
-  _globals['_NOTREADY']._serialized_start=2174
-  _globals['_NOTREADY']._serialized_end=2235
-  _globals['_INVARIANTVIOLATED']._serialized_start=2237
-  _globals['_INVARIANTVIOLATED']._serialized_end=2270
-  _globals['_SCHEMAMISMATCH']._serialized_start=2272
-  _globals['_SCHEMAMISMATCH']._serialized_end=2321
-  _globals['_UNKNOWNSERVER']._serialized_start=2323
-  _globals['_UNKNOWNSERVER']._serialized_end=2354
+  _globals['_ERRORDETAIL']._serialized_end=1120
+  _globals['_INVALIDARGUMENT']._serialized_start=1122
+  _globals['_INVALIDARGUMENT']._serialized_end=1170
+  _globals['_UNAUTHENTICATED']._serialized_start=1172
+  _globals['_UNAUTHENTICATED']._serialized_end=1189
+  _globals['_PERMISSIONDENIED']._serialized_start=1191
+  _globals['_PERMISSIONDENIED']._serialized_end=1209
+  _globals['_OVERLOADED']._serialized_start=1211
+  _globals['_OVERLOADED']._serialized_end=1257
+  _globals['_SESSIONEXPIRED']._serialized_start=1259
+  _globals['_SESSIONEXPIRED']._serialized_end=1295
+  _globals['_TABLETMOVED']._serialized_start=1297
+  _globals['_TABLETMOVED']._serialized_end=1417
+  _globals['_TABLETLOCATION']._serialized_start=1419
+  _globals['_TABLETLOCATION']._serialized_end=1544
+  _globals['_SCHEMACHANGED']._serialized_start=1546
+  _globals['_SCHEMACHANGED']._serialized_end=1603
+  _globals['_SNAPSHOTTOOOLD']._serialized_start=1605
+  _globals['_SNAPSHOTTOOOLD']._serialized_end=1660
+  _globals['_STOREUNUSABLE']._serialized_start=1663
+  _globals['_STOREUNUSABLE']._serialized_end=1854
+  _globals['_STOREUNUSABLE_REASON']._serialized_start=1733
+  _globals['_STOREUNUSABLE_REASON']._serialized_end=1854
+  _globals['_OUTCOMEUNKNOWN']._serialized_start=1856
+  _globals['_OUTCOMEUNKNOWN']._serialized_end=1976
+  _globals['_CELLADDRESS']._serialized_start=1978
+  _globals['_CELLADDRESS']._serialized_end=2038
+  _globals['_CONFLICT']._serialized_start=2041
+  _globals['_CONFLICT']._serialized_end=2181
+  _globals['_UNIQUEVIOLATED']._serialized_start=2183
+  _globals['_UNIQUEVIOLATED']._serialized_end=2228
+  _globals['_WRONGCLUSTER']._serialized_start=2230
+  _globals['_WRONGCLUSTER']._serialized_end=2277
+  _globals['_NOTREADY']._serialized_start=2279
+  _globals['_NOTREADY']._serialized_end=2340
+  _globals['_INVARIANTVIOLATED']._serialized_start=2342
+  _globals['_INVARIANTVIOLATED']._serialized_end=2375
+  _globals['_SCHEMAMISMATCH']._serialized_start=2377
+  _globals['_SCHEMAMISMATCH']._serialized_end=2426
+  _globals['_UNKNOWNSERVER']._serialized_start=2428
+  _globals['_UNKNOWNSERVER']._serialized_end=2459
 # @@protoc_insertion_point(module_scope)

@@ -19,7 +19,7 @@ RETRY_SAFETY_USELESS: RetrySafety
 RETRY_SAFETY_UNKNOWN: RetrySafety
 
 class ErrorDetail(_message.Message):
-    __slots__ = ("message", "where", "retry", "invalid_argument", "overloaded", "session_expired", "tablet_moved", "schema_changed", "snapshot_too_old", "store_unusable", "outcome_unknown", "wrong_cluster", "not_ready", "invariant_violated", "conflict", "schema_mismatch", "unauthenticated", "permission_denied", "unknown_server")
+    __slots__ = ("message", "where", "retry", "invalid_argument", "overloaded", "session_expired", "tablet_moved", "schema_changed", "snapshot_too_old", "store_unusable", "outcome_unknown", "wrong_cluster", "not_ready", "invariant_violated", "conflict", "schema_mismatch", "unauthenticated", "permission_denied", "unknown_server", "unique_violated")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     WHERE_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class ErrorDetail(_message.Message):
     UNAUTHENTICATED_FIELD_NUMBER: _ClassVar[int]
     PERMISSION_DENIED_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_SERVER_FIELD_NUMBER: _ClassVar[int]
+    UNIQUE_VIOLATED_FIELD_NUMBER: _ClassVar[int]
     message: str
     where: str
     retry: RetrySafety
@@ -58,7 +59,8 @@ class ErrorDetail(_message.Message):
     unauthenticated: Unauthenticated
     permission_denied: PermissionDenied
     unknown_server: UnknownServer
-    def __init__(self, message: _Optional[str] = ..., where: _Optional[str] = ..., retry: _Optional[_Union[RetrySafety, str]] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., overloaded: _Optional[_Union[Overloaded, _Mapping]] = ..., session_expired: _Optional[_Union[SessionExpired, _Mapping]] = ..., tablet_moved: _Optional[_Union[TabletMoved, _Mapping]] = ..., schema_changed: _Optional[_Union[SchemaChanged, _Mapping]] = ..., snapshot_too_old: _Optional[_Union[SnapshotTooOld, _Mapping]] = ..., store_unusable: _Optional[_Union[StoreUnusable, _Mapping]] = ..., outcome_unknown: _Optional[_Union[OutcomeUnknown, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongCluster, _Mapping]] = ..., not_ready: _Optional[_Union[NotReady, _Mapping]] = ..., invariant_violated: _Optional[_Union[InvariantViolated, _Mapping]] = ..., conflict: _Optional[_Union[Conflict, _Mapping]] = ..., schema_mismatch: _Optional[_Union[SchemaMismatch, _Mapping]] = ..., unauthenticated: _Optional[_Union[Unauthenticated, _Mapping]] = ..., permission_denied: _Optional[_Union[PermissionDenied, _Mapping]] = ..., unknown_server: _Optional[_Union[UnknownServer, _Mapping]] = ...) -> None: ...
+    unique_violated: UniqueViolated
+    def __init__(self, message: _Optional[str] = ..., where: _Optional[str] = ..., retry: _Optional[_Union[RetrySafety, str]] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., overloaded: _Optional[_Union[Overloaded, _Mapping]] = ..., session_expired: _Optional[_Union[SessionExpired, _Mapping]] = ..., tablet_moved: _Optional[_Union[TabletMoved, _Mapping]] = ..., schema_changed: _Optional[_Union[SchemaChanged, _Mapping]] = ..., snapshot_too_old: _Optional[_Union[SnapshotTooOld, _Mapping]] = ..., store_unusable: _Optional[_Union[StoreUnusable, _Mapping]] = ..., outcome_unknown: _Optional[_Union[OutcomeUnknown, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongCluster, _Mapping]] = ..., not_ready: _Optional[_Union[NotReady, _Mapping]] = ..., invariant_violated: _Optional[_Union[InvariantViolated, _Mapping]] = ..., conflict: _Optional[_Union[Conflict, _Mapping]] = ..., schema_mismatch: _Optional[_Union[SchemaMismatch, _Mapping]] = ..., unauthenticated: _Optional[_Union[Unauthenticated, _Mapping]] = ..., permission_denied: _Optional[_Union[PermissionDenied, _Mapping]] = ..., unknown_server: _Optional[_Union[UnknownServer, _Mapping]] = ..., unique_violated: _Optional[_Union[UniqueViolated, _Mapping]] = ...) -> None: ...
 
 class InvalidArgument(_message.Message):
     __slots__ = ("field", "reason")
@@ -179,6 +181,14 @@ class Conflict(_message.Message):
     other_start_timestamp: int
     other_commit_timestamp: int
     def __init__(self, cell: _Optional[_Union[CellAddress, _Mapping]] = ..., start_timestamp: _Optional[int] = ..., other_start_timestamp: _Optional[int] = ..., other_commit_timestamp: _Optional[int] = ...) -> None: ...
+
+class UniqueViolated(_message.Message):
+    __slots__ = ("index", "rows")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    index: str
+    rows: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, index: _Optional[str] = ..., rows: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class WrongCluster(_message.Message):
     __slots__ = ("expected", "found")

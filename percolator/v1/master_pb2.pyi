@@ -64,8 +64,22 @@ class Codecs(_message.Message):
     columns: _containers.RepeatedCompositeFieldContainer[ColumnCodec]
     def __init__(self, key: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[ColumnCodec, _Mapping]]] = ...) -> None: ...
 
+class Index(_message.Message):
+    __slots__ = ("name", "columns", "unique", "table_id", "ready_at")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    UNIQUE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    READY_AT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    columns: _containers.RepeatedCompositeFieldContainer[ColumnCodec]
+    unique: bool
+    table_id: int
+    ready_at: int
+    def __init__(self, name: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[ColumnCodec, _Mapping]]] = ..., unique: bool = ..., table_id: _Optional[int] = ..., ready_at: _Optional[int] = ...) -> None: ...
+
 class Table(_message.Message):
-    __slots__ = ("table_id", "name", "schema_version", "options", "observers", "tablets", "deleting", "created_at", "codecs", "load", "created_by")
+    __slots__ = ("table_id", "name", "schema_version", "options", "observers", "tablets", "deleting", "created_at", "codecs", "load", "created_by", "indexes", "index_of")
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +91,8 @@ class Table(_message.Message):
     CODECS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     CREATED_BY_FIELD_NUMBER: _ClassVar[int]
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    INDEX_OF_FIELD_NUMBER: _ClassVar[int]
     table_id: int
     name: str
     schema_version: int
@@ -88,7 +104,9 @@ class Table(_message.Message):
     codecs: Codecs
     load: TableLoad
     created_by: bytes
-    def __init__(self, table_id: _Optional[int] = ..., name: _Optional[str] = ..., schema_version: _Optional[int] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., tablets: _Optional[int] = ..., deleting: bool = ..., created_at: _Optional[int] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ..., load: _Optional[_Union[TableLoad, _Mapping]] = ..., created_by: _Optional[bytes] = ...) -> None: ...
+    indexes: _containers.RepeatedCompositeFieldContainer[Index]
+    index_of: int
+    def __init__(self, table_id: _Optional[int] = ..., name: _Optional[str] = ..., schema_version: _Optional[int] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., tablets: _Optional[int] = ..., deleting: bool = ..., created_at: _Optional[int] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ..., load: _Optional[_Union[TableLoad, _Mapping]] = ..., created_by: _Optional[bytes] = ..., indexes: _Optional[_Iterable[_Union[Index, _Mapping]]] = ..., index_of: _Optional[int] = ...) -> None: ...
 
 class TableLoad(_message.Message):
     __slots__ = ("name", "run", "commit_timestamp")
@@ -101,20 +119,24 @@ class TableLoad(_message.Message):
     def __init__(self, name: _Optional[str] = ..., run: _Optional[int] = ..., commit_timestamp: _Optional[int] = ...) -> None: ...
 
 class CreateTableRequest(_message.Message):
-    __slots__ = ("name", "splits", "options", "exist_ok", "codecs", "request_id")
+    __slots__ = ("name", "splits", "options", "exist_ok", "codecs", "request_id", "indexes", "knows_indexes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SPLITS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     EXIST_OK_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_INDEXES_FIELD_NUMBER: _ClassVar[int]
     name: str
     splits: _containers.RepeatedScalarFieldContainer[bytes]
     options: TableOptions
     exist_ok: bool
     codecs: Codecs
     request_id: bytes
-    def __init__(self, name: _Optional[str] = ..., splits: _Optional[_Iterable[bytes]] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., exist_ok: bool = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ..., request_id: _Optional[bytes] = ...) -> None: ...
+    indexes: _containers.RepeatedCompositeFieldContainer[Index]
+    knows_indexes: bool
+    def __init__(self, name: _Optional[str] = ..., splits: _Optional[_Iterable[bytes]] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., exist_ok: bool = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ..., request_id: _Optional[bytes] = ..., indexes: _Optional[_Iterable[_Union[Index, _Mapping]]] = ..., knows_indexes: bool = ...) -> None: ...
 
 class CreateTableResponse(_message.Message):
     __slots__ = ("table", "created")
@@ -153,12 +175,14 @@ class ListTablesResponse(_message.Message):
     def __init__(self, tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., awaited: _Optional[_Iterable[_Union[Table, _Mapping]]] = ...) -> None: ...
 
 class DescribeTableRequest(_message.Message):
-    __slots__ = ("name", "table_id")
+    __slots__ = ("name", "table_id", "knows_indexes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_INDEXES_FIELD_NUMBER: _ClassVar[int]
     name: str
     table_id: int
-    def __init__(self, name: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...
+    knows_indexes: bool
+    def __init__(self, name: _Optional[str] = ..., table_id: _Optional[int] = ..., knows_indexes: bool = ...) -> None: ...
 
 class DescribeTableResponse(_message.Message):
     __slots__ = ("table",)
@@ -256,6 +280,22 @@ class ChangeCodecsResponse(_message.Message):
     table: Table
     def __init__(self, table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
 
+class ChangeIndexesRequest(_message.Message):
+    __slots__ = ("table", "add", "remove")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ADD_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    add: _containers.RepeatedCompositeFieldContainer[Index]
+    remove: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, table: _Optional[str] = ..., add: _Optional[_Iterable[_Union[Index, _Mapping]]] = ..., remove: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ChangeIndexesResponse(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: Table
+    def __init__(self, table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
+
 class SetTtlsRequest(_message.Message):
     __slots__ = ("table", "ttls")
     TABLE_FIELD_NUMBER: _ClassVar[int]
@@ -328,32 +368,36 @@ class AbandonLoadResponse(_message.Message):
     def __init__(self, found: bool = ..., complete: bool = ...) -> None: ...
 
 class LocateTabletsRequest(_message.Message):
-    __slots__ = ("table_id", "range", "limit", "even_deleting")
+    __slots__ = ("table_id", "range", "limit", "even_deleting", "knows_indexes")
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     RANGE_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     EVEN_DELETING_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_INDEXES_FIELD_NUMBER: _ClassVar[int]
     table_id: int
     range: _cells_pb2.RowRange
     limit: int
     even_deleting: bool
-    def __init__(self, table_id: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., limit: _Optional[int] = ..., even_deleting: bool = ...) -> None: ...
+    knows_indexes: bool
+    def __init__(self, table_id: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., limit: _Optional[int] = ..., even_deleting: bool = ..., knows_indexes: bool = ...) -> None: ...
 
 class LocateTabletsResponse(_message.Message):
-    __slots__ = ("locations", "schema_version", "observers", "rest", "codecs", "ttls")
+    __slots__ = ("locations", "schema_version", "observers", "rest", "codecs", "ttls", "indexes")
     LOCATIONS_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     OBSERVERS_FIELD_NUMBER: _ClassVar[int]
     REST_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
     TTLS_FIELD_NUMBER: _ClassVar[int]
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
     locations: _containers.RepeatedCompositeFieldContainer[_errors_pb2.TabletLocation]
     schema_version: int
     observers: _containers.RepeatedCompositeFieldContainer[Observer]
     rest: _cells_pb2.RowRange
     codecs: Codecs
     ttls: _containers.RepeatedCompositeFieldContainer[_tabletserver_pb2.ColumnTtl]
-    def __init__(self, locations: _Optional[_Iterable[_Union[_errors_pb2.TabletLocation, _Mapping]]] = ..., schema_version: _Optional[int] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., rest: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ..., ttls: _Optional[_Iterable[_Union[_tabletserver_pb2.ColumnTtl, _Mapping]]] = ...) -> None: ...
+    indexes: _containers.RepeatedCompositeFieldContainer[Index]
+    def __init__(self, locations: _Optional[_Iterable[_Union[_errors_pb2.TabletLocation, _Mapping]]] = ..., schema_version: _Optional[int] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., rest: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ..., ttls: _Optional[_Iterable[_Union[_tabletserver_pb2.ColumnTtl, _Mapping]]] = ..., indexes: _Optional[_Iterable[_Union[Index, _Mapping]]] = ...) -> None: ...
 
 class TabletInfo(_message.Message):
     __slots__ = ("location", "table", "server_id", "serving", "error", "statistics")

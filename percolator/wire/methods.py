@@ -228,6 +228,11 @@ SET_TTLS = UnaryMethod(
     master.SetTtlsRequest,
     master.SetTtlsResponse,
 )
+CHANGE_INDEXES = UnaryMethod(
+    "/percolator.v1.MasterService/ChangeIndexes",
+    master.ChangeIndexesRequest,
+    master.ChangeIndexesResponse,
+)
 DECLARE_CODECS = UnaryMethod(
     "/percolator.v1.MasterService/DeclareCodecs",
     master.DeclareCodecsRequest,

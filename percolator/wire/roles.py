@@ -86,6 +86,7 @@ _CALLERS = {
         methods.CHANGE_OBSERVERS,
         methods.SET_CHANGE_FEED,
         methods.SET_TTLS,
+        methods.CHANGE_INDEXES,
         methods.CHANGE_CODECS,
         methods.LIST_TABLETS,
         methods.SPLIT_TABLET,
@@ -130,6 +131,7 @@ ADMINISTERS_TABLE = frozenset(
         methods.CHANGE_OBSERVERS,
         methods.SET_CHANGE_FEED,
         methods.SET_TTLS,
+        methods.CHANGE_INDEXES,
         methods.CHANGE_CODECS,
     )
 )

@@ -63,6 +63,7 @@ _CODES: list[tuple[type[errors.PercolatorError], grpc.StatusCode]] = [
     (errors.TabletMoved, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.SchemaChanged, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.WrongCluster, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.UniqueViolation, grpc.StatusCode.ALREADY_EXISTS),
     (errors.OutcomeUnknown, grpc.StatusCode.UNKNOWN),
     (errors.DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
     (errors.ConflictError, grpc.StatusCode.ABORTED),
@@ -129,6 +130,9 @@ def to_detail(error: errors.PercolatorError) -> errors_pb2.ErrorDetail:
             detail.conflict.start_timestamp = error.start_timestamp
             detail.conflict.other_start_timestamp = error.other_start_timestamp
             detail.conflict.other_commit_timestamp = error.other_commit_timestamp
+        case errors.UniqueViolation():
+            detail.unique_violated.index = error.index
+            detail.unique_violated.rows.extend(error.rows)
         case errors.SchemaError():
             detail.schema_mismatch.table = error.table
             detail.schema_mismatch.table_id = error.table_id
@@ -346,6 +350,11 @@ def _from_cause(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError | None
                 other_start_timestamp=conflict.other_start_timestamp,
                 other_commit_timestamp=conflict.other_commit_timestamp,
                 where=where,
+            )
+        case "unique_violated":
+            unique = detail.unique_violated
+            return errors.UniqueViolation(
+                message, index=unique.index, rows=tuple(unique.rows), where=where
             )
         case "schema_mismatch":
             return errors.SchemaError(

@@ -36,6 +36,7 @@ from percolator.errors import (
     SchemaError,
     SnapshotTooOld,
     TransactionTooLarge,
+    UniqueViolation,
 )
 from percolator.limits import Limits
 from percolator.protocol import repeat
@@ -504,7 +505,7 @@ class Commits:
                 )
             if commit_ts != ROLLED_BACK:
                 return commit_ts
-        if isinstance(problem, ConflictError):
+        if isinstance(problem, ConflictError | UniqueViolation):
             return problem
         return ConflictError(
             f"rolled back: {problem}",

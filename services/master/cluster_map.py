@@ -16,6 +16,7 @@ from typing import Self
 
 from google.protobuf.message import DecodeError
 
+from percolator.codecs.indexes import IndexDefinition, indexes_of
 from percolator.codecs.names import CodecNames
 from percolator.errors import (
     InvalidArgument,
@@ -95,6 +96,14 @@ class Table:
     """Only in a cluster on a row store."""
     created_by: bytes = b""
     """The id of the request that created it; empty if that had none."""
+    indexes: tuple[IndexDefinition, ...] = ()
+    """Ordered by name."""
+    index_of: int = 0
+    """The table for whose index it has the entries; 0 for others."""
+
+    def dropped(self) -> Table:
+        """As it is from being deleted on."""
+        return replace(self, deleting=True, schema_version=self.schema_version + 1)
 
     @property
     def is_hidden(self) -> bool:
@@ -148,6 +157,10 @@ class Catalogue:
             raise SchemaError(f"there is no table {name!r}")
         return found
 
+    def entries(self, table_id: int) -> list[Table]:
+        """The tables that have, or have had, the entries of its indexes."""
+        return [one for one in self.tables.values() if one.index_of == table_id]
+
     def without_table(self, table_id: int) -> Self:
         """The tables without this one, of which nothing is left."""
         return replace(
@@ -192,7 +205,20 @@ def describe_table(
         table = current.table(request.name)
     else:
         table = _by_id(current, request.table_id, even_deleting=False)
+    require_knows_indexes(table, knows=request.knows_indexes)
     return pb.DescribeTableResponse(table=_message(current, table))
+
+
+def require_knows_indexes(table: Table, *, knows: bool) -> None:
+    """Raises `SchemaError` for a client of an earlier release, which would commit without entries
+    under whatever schema it is given."""
+    if table.indexes and not knows:
+        raise SchemaError(
+            f"table {table.name!r} has indexes, which this client's release does not keep: upgrade "
+            "the client",
+            table=table.name,
+            table_id=table.table_id,
+        )
 
 
 def locate_tablets(
@@ -202,6 +228,7 @@ def locate_tablets(
 ) -> pb.LocateTabletsResponse:
     """The tablets of a range. A tablet whose server is known to be gone has no address."""
     table = _by_id(current, request.table_id, even_deleting=request.even_deleting)
+    require_knows_indexes(table, knows=request.knows_indexes or request.even_deleting)
     start, end = request.range.start, request.range.end
     if end and start >= end:
         raise InvalidArgument("range", f"expected the start {start!r} below the end {end!r}")
@@ -214,6 +241,7 @@ def locate_tablets(
         observers=observer_messages(table.observers),
         codecs=codecs_message(table),
         ttls=ttl_messages(table),
+        indexes=index_messages(table),
     )
     if len(found) > len(page):
         answer.rest.CopyFrom(RowRange(start=page[-1].end, end=end))
@@ -325,7 +353,13 @@ def table_message(table: Table, tablets: int = 0) -> master_pb2.Table:
         codecs=codecs_message(table),
         load=_load_message(table),
         created_by=table.created_by,
+        indexes=index_messages(table),
+        index_of=table.index_of,
     )
+
+
+def index_messages(table: Table) -> list[master_pb2.Index]:
+    return [one.message() for one in table.indexes]
 
 
 def _load_message(table: Table) -> master_pb2.TableLoad | None:
@@ -433,6 +467,8 @@ def _table(table: master_pb2.Table) -> Table:
         codecs=CodecNames.of(table.codecs),
         load=_load(table),
         created_by=table.created_by,
+        indexes=indexes_of(table.indexes),
+        index_of=table.index_of,
     )
 
 

@@ -137,6 +137,13 @@ class TableHandler(Generic[MapT, TermT]):
         table = await self._after(lambda leader: leader.tables.set_ttls(request, self._deadline()))
         return pb.SetTtlsResponse(table=table)
 
+    async def change_indexes(self, request: pb.ChangeIndexesRequest) -> pb.ChangeIndexesResponse:
+        caller_identity().require_administer(request.table)
+        table = await self._after(
+            lambda leader: leader.tables.change_indexes(request, self._deadline())
+        )
+        return pb.ChangeIndexesResponse(table=table)
+
     async def declare_codecs(self, request: pb.DeclareCodecsRequest) -> pb.DeclareCodecsResponse:
         table = await self._after(lambda leader: leader.tables.declare_codecs(request))
         return pb.DeclareCodecsResponse(table=table)
@@ -303,6 +310,11 @@ class RowMasterHandler(TableHandler[Catalogue, RowTerm]):
 
     async def set_ttls(self, request: pb.SetTtlsRequest) -> pb.SetTtlsResponse:
         raise InvalidArgument("times to live", _NOT_YET)
+
+    async def _refuse_indexes(self, request: object) -> NoReturn:
+        raise InvalidArgument("indexes", f"tables in {self._store} have no indexes")
+
+    change_indexes = _refuse_indexes
 
     async def change_codecs(self, request: pb.ChangeCodecsRequest) -> pb.ChangeCodecsResponse:
         raise InvalidArgument("changes of declared codecs", _NOT_YET)

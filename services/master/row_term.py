@@ -247,6 +247,8 @@ class RowTables(TableChanges[Catalogue]):
             )
         if request.options.ttls:
             raise InvalidArgument("options.ttls", f"no value in {self._rows.name} expires")
+        if request.indexes:
+            raise InvalidArgument("indexes", f"tables in {self._rows.name} have no indexes")
 
     @asynccontextmanager
     async def _alone(self, deadline: float) -> AsyncIterator[None]:
@@ -369,13 +371,9 @@ class RowLoads(RowTables):
         self, request: pb.PublishLoadsRequest, deadline: float
     ) -> Sequence[Table]:
         """The tables, which can be used now."""
-        creation = Creation(pb.CreateTableRequest(), created_at=0, deletions=-1)
-        while True:
-            decide = partial(self._published, request, creation)
-            tables = await self._store.change(decide)
-            if tables is not None:
-                return tables
-            creation = await self._timestamped(creation.request, deadline)
+        return await self._decided(
+            partial(self._published, request), self._timestamped, pb.CreateTableRequest(), deadline
+        )
 
     def _published(
         self, request: pb.PublishLoadsRequest, creation: Creation, current: Catalogue
@@ -434,7 +432,7 @@ def _begun(
         raise _taken_over(request.load, run)
     if made is None:
         return current, None
-    earlier = [_dropped(table) for table, _ in known]
+    earlier = [table.dropped() for table, _ in known]
     table = replace(made, load=TableLoad(request.load, run))
     return current.with_tables(*earlier, table), table
 
@@ -466,7 +464,7 @@ def _abandoned(
     response = pb.AbandonLoadResponse(
         found=bool(known), complete=any(load.commit_timestamp for _, load in known)
     )
-    gone = [_dropped(table) for table, load in known if not load.commit_timestamp]
+    gone = [table.dropped() for table, load in known if not load.commit_timestamp]
     floor = max(current.load_floor, request.run)
     return replace(current.with_tables(*gone), load_floor=floor), response
 
@@ -481,10 +479,6 @@ def _of_load(current: Catalogue, name: str, load: str) -> list[tuple[Table, Tabl
         and table.load is not None
         and table.load.name == load
     ]
-
-
-def _dropped(table: Table) -> Table:
-    return replace(table, deleting=True, schema_version=table.schema_version + 1)
 
 
 def _require_named(load: str, run: int) -> None:

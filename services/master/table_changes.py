@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Generic, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import structlog
 
+from percolator.codecs.indexes import IndexDefinition
 from percolator.errors import (
     DeadlineExceeded,
     ExecutionUnknown,
@@ -28,6 +29,7 @@ from percolator.services.master.cluster_map import (
     observer_messages,
     observers_of,
     options_message,
+    require_knows_indexes,
     table_message,
     ttl_messages,
     ttls_of,
@@ -35,6 +37,16 @@ from percolator.services.master.cluster_map import (
 from percolator.services.master.collection import OracleTime
 from percolator.services.master.map_store import MapT, StoredMap
 from percolator.v1 import master_pb2 as pb
+from percolator.wire.table_indexes import (
+    changed_indexes,
+    entries_name,
+    require_codecs_kept,
+    require_indexes,
+    require_no_entries,
+    require_no_ttls,
+    require_same_indexes,
+    with_index_codecs,
+)
 from percolator.wire.table_options import (
     changed_ttls,
     require_options,
@@ -51,6 +63,8 @@ REQUEST_ID_BYTES_MAX = 64
 AWAITED_MAX = 1_000
 """The most tables that do not exist yet and have observers."""
 _ORACLE_SECONDS = 2.0
+
+R = TypeVar("R")
 
 _log = structlog.get_logger("percolator.master")
 
@@ -88,19 +102,13 @@ class TableChanges(ABC, Generic[MapT]):
         """The table, which can be used now, and whether this call created it."""
         self._require_valid(request)
 
-        # Without a timestamp at first: if the table exists, the oracle is not needed.
-        creation = Creation(request, created_at=0, deletions=-1)
-        while True:
-            decide = partial(self._decide_creation, creation)
-            decided = await self._store.change(decide)
-            if decided is not None:
-                break
-            creation = await self._prepared(request, deadline)
-        table, created = decided
+        table, created = await self._decided(
+            self._decide_creation, self._prepared, request, deadline
+        )
         if created:
             _log.info("table created", table=table.name, table_id=table.table_id)
         try:
-            await self._until_current(table, deadline)
+            await self._until_indexed(table, deadline)
             # Otherwise, others could still read a former table of this name, and write into it.
             await self._until_out_of_use(table.name, deadline)
         except DeadlineExceeded as error:
@@ -110,11 +118,27 @@ class TableChanges(ABC, Generic[MapT]):
             raise DeadlineExceeded(text) from error
         return table, created
 
+    async def _decided(
+        self,
+        decide: Callable[[Creation, MapT], tuple[MapT, R | None]],
+        prepare: Callable[[pb.CreateTableRequest, float], Awaitable[Creation]],
+        request: pb.CreateTableRequest,
+        deadline: float,
+    ) -> R:
+        """Changes the map as `decide` says, which returns None if it needs a (newer) timestamp. It
+        gets none at first: if nothing has to be changed, the oracle is not needed."""
+        creation = Creation(request, created_at=0, deletions=-1)
+        while (decided := await self._store.change(partial(decide, creation))) is None:
+            creation = await prepare(request, deadline)
+        return decided
+
     def _require_valid(self, request: pb.CreateTableRequest) -> None:
         _require_request_id(request.request_id)
         require_table_name("name", request.name)
         require_splits("splits", request.splits)
         self._check_options(request.options)
+        indexes = require_indexes("indexes", request.indexes)
+        require_no_ttls(request.name, indexes, request.options.ttls)
 
     @abstractmethod
     def _with_new_table(self, current: MapT, creation: Creation) -> tuple[MapT, Table]:
@@ -157,6 +181,7 @@ class TableChanges(ABC, Generic[MapT]):
         """None instead of a table if it needs a timestamp above the last deletion. With an older
         one, a snapshot that has read a deleted table of this name could read the new one."""
         request = creation.request
+        indexes = require_indexes("indexes", request.indexes)
         known = current.named(request.name)
         if known is not None:
             if request.request_id and request.request_id == known.created_by:
@@ -164,13 +189,17 @@ class TableChanges(ABC, Generic[MapT]):
             if not request.exist_ok:
                 raise table_exists(request.name)
             require_options(request.name, options_message(known), request.options)
+            require_same_indexes(known.name, known.indexes, indexes)
+            knows = request.knows_indexes or bool(indexes)
+            require_knows_indexes(known, knows=knows)
             return _with_codecs(current, known, request.codecs), (known, False)
         if creation.deletions != self._deletions:
             return current, None
         changed, table = self._with_new_table(current, creation)
         awaited = current.awaited.get(table.name, ())
         table = replace(table, created_by=request.request_id, observers=awaited)
-        return changed.with_tables(table), (table, True)
+        # It has no rows, so nothing is missing in its indexes.
+        return self._with_indexes(changed, table, indexes, creation, ready_at=table.created_at)
 
     async def delete(self, request: pb.DeleteTableRequest, deadline: float) -> bool:
         """Returns when nothing of the table can be read or acknowledged any more. What is left of
@@ -183,23 +212,24 @@ class TableChanges(ABC, Generic[MapT]):
                 return current, (True, None)  # by an earlier attempt, whose answer was lost
             table = current.named(name)
             if table is None:
-                if self._are_in_use(name):
+                if any(map(self._are_in_use, self._deleted_names(current, name))):
                     # Another call dropped it, and may have given up waiting.
                     return current.with_deletion(request.request_id), (True, None)
                 if request.missing_ok:
                     return current, (False, None)
                 raise SchemaError(f"there is no table {name!r}")
-            self._deletions += 1
-            changed = replace(table, deleting=True, schema_version=table.schema_version + 1)
+            require_no_entries(name, table.index_of)
             noted = current.with_deletion(request.request_id)
-            return self._taken_out(noted, changed), (True, changed)
+            gone = [table, *(one for one in current.entries(table.table_id) if one.is_used)]
+            return self._without(noted, gone), (True, table)
 
         deleted, table = await self._store.change(decide)
         if table is not None:
             _log.info("table being deleted", table=table.name, table_id=table.table_id)
         try:
             # Also if nothing changed: the call that made the change may have given up waiting.
-            await self._until_out_of_use(name, deadline)
+            for one in self._deleted_names(self._store.current, name):
+                await self._until_out_of_use(one, deadline)
         except DeadlineExceeded as error:
             raise DeadlineExceeded(
                 f"table {name!r} is dropped, but this is not in force everywhere yet: "
@@ -213,7 +243,7 @@ class TableChanges(ABC, Generic[MapT]):
         def decide(current: MapT) -> tuple[MapT, Table]:
             if request.awaited and current.named(request.table) is None:
                 return _awaiting(current, request)
-            table = current.table(request.table)
+            table = _alterable(current.table(request.table))
             current = _known_at_their_table(current, request)
             change = changed_observers(table_message(table), request)
             observers = observers_of(change.observers)
@@ -234,7 +264,7 @@ class TableChanges(ABC, Generic[MapT]):
         it: otherwise a commit that notifies nobody could come after the backfill's snapshot."""
 
         def decide(current: MapT) -> tuple[MapT, Table]:
-            table = _by_id(current, request.table_id)
+            table = by_id(current, request.table_id)
             observers = observers_of(with_report(observer_messages(table.observers), request))
             if observers == table.observers:
                 return current, table
@@ -262,8 +292,9 @@ class TableChanges(ABC, Generic[MapT]):
         """Returns when everybody follows the new version: then all reads are judged by it."""
 
         def change(table: Table) -> tuple[Table, bool]:
-            ttls = ttls_of(changed_ttls(ttl_messages(table), request.ttls))
-            return replace(table, ttls=ttls), True
+            ttls = changed_ttls(ttl_messages(table), request.ttls)
+            require_no_ttls(table.name, table.indexes, ttls)
+            return replace(table, ttls=ttls_of(ttls)), True
 
         return await self._changed(request.table, change, deadline)
 
@@ -274,7 +305,7 @@ class TableChanges(ABC, Generic[MapT]):
         Returns when everybody follows the new version."""
 
         def decide(current: MapT) -> tuple[MapT, Table]:
-            table = current.table(name)
+            table = _alterable(current.table(name))
             changed, raises_version = change(table)
             if changed == table:
                 return current, table
@@ -294,7 +325,7 @@ class TableChanges(ABC, Generic[MapT]):
         """
 
         def decide(current: MapT) -> tuple[MapT, Table]:
-            table = _by_id(current, request.table_id)
+            table = _alterable(by_id(current, request.table_id))
             changed = _with_codecs(current, table, request.codecs)
             return changed, changed.tables[table.table_id]
 
@@ -306,9 +337,116 @@ class TableChanges(ABC, Generic[MapT]):
 
         def change(table: Table) -> tuple[Table, bool]:
             codecs = table.codecs.changed(request)
+            require_codecs_kept(table.name, table.indexes, codecs)
             return replace(table, codecs=codecs), table.codecs.contradicts(codecs)
 
         return await self._changed(request.table, change, deadline)
+
+    # ------------------------------------------------------------------------- indexes
+
+    async def change_indexes(self, request: pb.ChangeIndexesRequest, deadline: float) -> Table:
+        """Returns when everybody follows the new version, so no commit leaves an index out.
+
+        The entries of an index that is removed are deleted when everybody follows a version without
+        it: until then, commits write entries, and their tables have to be there. If a call gives up
+        waiting for that, the next one deletes them.
+        """
+
+        def remove(current: MapT) -> tuple[MapT, tuple[Table, list[int]]]:
+            table = current.table(request.table)
+            entries = current.entries(table.table_id)
+            kept = changed_indexes(
+                table_message(table), request, {one.name for one in entries}
+            ).kept
+            if kept != table.indexes:
+                table = replace(table, indexes=kept, schema_version=table.schema_version + 1)
+                current = current.with_tables(table)
+            used = {one.table_id for one in kept}
+            left = [one.table_id for one in entries if one.is_used and one.table_id not in used]
+            return current, (table, left)
+
+        def delete(left: list[int], current: MapT) -> tuple[MapT, None]:
+            tables = (current.tables.get(table_id) for table_id in left)
+            return self._without(current, [one for one in tables if one and one.is_used]), None
+
+        def add(table_id: int, creation: Creation, current: MapT) -> tuple[MapT, Table | None]:
+            table = by_id(current, table_id)
+            missing = pb.ChangeIndexesRequest(add=request.add)
+            added = changed_indexes(table_message(table), missing).added
+            if not added:
+                return current, table
+            if creation.deletions != self._deletions:
+                return current, None
+            changed = replace(table, schema_version=table.schema_version + 1)
+            changed_map, (made, _) = self._with_indexes(current, changed, added, creation)
+            return changed_map, made
+
+        table, left = await self._store.change(remove)
+        if left:
+            await self._until_current(table, deadline)
+            await self._store.change(partial(delete, left))
+        if request.add:
+            table = await self._decided(
+                partial(add, table.table_id),
+                self._timestamped,
+                pb.CreateTableRequest(),
+                deadline,
+            )
+        # Also if nothing changed: the call that made the change may have given up waiting.
+        await self._until_indexed(table, deadline)
+        for name in (*request.remove, *(one.name for one in request.add)):
+            await self._until_out_of_use(entries_name(table.table_id, name), deadline)
+        return table
+
+    def _with_indexes(
+        self,
+        current: MapT,
+        table: Table,
+        added: Sequence[IndexDefinition],
+        creation: Creation,
+        ready_at: int = 0,
+    ) -> tuple[MapT, tuple[Table, bool]]:
+        """The map with this version of a table, which gets these indexes, and tables for their
+        entries. Returns that version, and that there is a new one."""
+        made: list[IndexDefinition] = []
+        for one in added:
+            request = pb.CreateTableRequest(
+                name=entries_name(table.table_id, one.name),
+                options=pb.TableOptions(retention_milliseconds=table.retention_milliseconds),
+            )
+            current, entries = self._with_new_table(current, creation._replace(request=request))
+            current = current.with_tables(replace(entries, index_of=table.table_id))
+            made.append(replace(one, table_id=entries.table_id, ready_at=ready_at))
+        table = replace(
+            table,
+            indexes=tuple(sorted((*table.indexes, *made), key=lambda one: one.name)),
+            codecs=with_index_codecs(table.name, table.codecs, added),
+        )
+        return current.with_tables(table), (table, True)
+
+    async def _until_indexed(self, table: Table, deadline: float) -> None:
+        """Returns when the table and its indexes can be used, and everybody judges under their
+        versions."""
+        used = self._store.current.tables
+        entries = (used.get(one.table_id) for one in table.indexes)
+        for one in (table, *(one for one in entries if one is not None)):
+            await self._until_current(one, deadline)
+
+    def _without(self, current: MapT, tables: Iterable[Table]) -> MapT:
+        """The map after these tables were deleted."""
+        for table in tables:
+            self._deletions += 1
+            current = self._taken_out(current, table.dropped())
+        return current
+
+    def _deleted_names(self, current: MapT, name: str) -> list[str]:
+        """The name of tables that were deleted, and the names of those of their indexes."""
+        indexes = (
+            entries_name(table.table_id, one.name)
+            for table in current.deleted(name)
+            for one in table.indexes
+        )
+        return [name, *indexes]
 
     def _check_options(self, options: pb.TableOptions) -> None:
         require_ttls("options.ttls", options.ttls)
@@ -327,7 +465,13 @@ class TableChanges(ABC, Generic[MapT]):
             )
 
 
-def _by_id(current: Catalogue, table_id: int) -> Table:
+def _alterable(table: Table) -> Table:
+    require_no_entries(table.name, table.index_of)
+    return table
+
+
+def by_id(current: Catalogue, table_id: int) -> Table:
+    """The table of that id. Raises `SchemaError` if there is none."""
     table = current.tables.get(table_id)
     if table is None or table.deleting:
         raise SchemaError(f"there is no table with the id {table_id}", table_id=table_id)

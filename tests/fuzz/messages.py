@@ -360,6 +360,7 @@ MAY_WAIT = {
     "/percolator.v1.MasterService/ReportBackfill": "returns when every tablet knows the observer",
     "/percolator.v1.MasterService/SetChangeFeed": "returns when every tablet knows",
     "/percolator.v1.MasterService/SetTtls": "returns when every tablet knows",
+    "/percolator.v1.MasterService/ChangeIndexes": "returns when every tablet knows",
     "/percolator.v1.MasterService/ChangeCodecs": "returns when every tablet knows",
     "/percolator.v1.MasterService/SplitTablet": "returns when both halves are served",
     "/percolator.v1.MasterService/MoveTablet": "returns when it is served there",

@@ -350,6 +350,14 @@ VALID: dict[str, Make] = {
         table=s.table.name,
         ttls=[tablets.ColumnTtl(column=b"brief", ttl_milliseconds=1 + c.randrange(9))],
     ),
+    f"{_V1}MasterService/ChangeIndexes": lambda s, c: master.ChangeIndexesRequest(
+        table=s.table.name,
+        add=[
+            master.Index(
+                name="fuzzed", columns=[master.ColumnCodec(column=b"indexed", codec="text")]
+            )
+        ],
+    ),
     f"{_V1}MasterService/DeclareCodecs": lambda s, c: master.DeclareCodecsRequest(
         table_id=s.table.table_id, codecs=_codecs(c)
     ),

@@ -169,6 +169,51 @@ def test_cells_and_rows_are_written_and_shown_as_their_codecs_say(cluster: Local
     assert asked(cluster, "delete", "typed", row) == {"deleted": 2}
 
 
+def test_an_index_is_created_shown_checked_and_dropped(cluster: LocalCluster) -> None:
+    run(cluster, "tables", "create", "people", "--column", "city=text", "--column", "notes=json")
+    run(cluster, "set", "people", "ann", "city=Rome", "age=17", "--as", "text")
+    place = ("people", "by place", "--column", "city", "--column", "age=text")
+    assert asked(cluster, "index", "create", *place) == {
+        "table": "people",
+        "index": "by place",
+        "rows": 1,
+    }
+    run(cluster, "index", "create", "people", "city", "--column", "city", "--unique")
+    people = Table("people")
+    city, age = people.column("city", codecs.text), people.column("age", codecs.text)
+    by_place = people.index("by place", city, age)
+    with percolator.connect(cluster.address) as db, db.snapshot() as snapshot:
+        assert [row.key for row in snapshot.find(by_place, "Rome", "17")] == ["ann"]
+    described = asked(cluster, "tables", "describe", "people")
+    assert described["indexes"] == [
+        {"name": "by place", "columns": ["city", "age"], "unique": False},
+        {"name": "city", "columns": ["city"], "unique": True},
+    ]
+    shown = run(cluster, "tables", "describe", "people")
+    assert "index by place, over 'city' (text), 'age' (text)" in shown
+    assert "index city, unique over 'city' (text)" in shown
+    listed = [one["name"] for one in asked(cluster, "tables", "list")]
+    assert "people" in listed
+    assert not [name for name in listed if "index" in name]
+    assert asked(cluster, "index", "check", "people", "by place")["problems"] == []
+
+    other = refused(cluster, "index", "create", "people", "city", "--column", "age", code=1)
+    assert "has another index 'city', unique over 'city' (text), not over 'age' (text)" in other
+    for arguments, code, reason in (
+        (("create", "people", "none"), 1, "index 'none': expected 1 to 16 columns, got 0"),
+        (("create", "people", "new", "--column", "new"), 2, "expected COLUMN=CODEC, found 'new'"),
+        (("create", "people", "new", "--column", "new=x"), 2, "'x' is not a codec for columns"),
+        (("create", "people", "new", "--column", "notes"), 1, "codec json have no order"),
+        (("check", "people", "new"), 1, "table 'people' has no index 'new'"),
+        (("drop", "people", "new"), 1, "table 'people' has no index 'new'"),
+    ):
+        assert reason in refused(cluster, "index", *arguments, code=code)
+
+    assert "dropped" in run(cluster, "index", "drop", "people", "by place")
+    run(cluster, "index", "drop", "people", "city")
+    assert asked(cluster, "tables", "describe", "people")["indexes"] == []
+
+
 def test_every_stored_version_is_shown_raw(cluster: LocalCluster) -> None:
     for price in ("1", "2"):
         run(cluster, "set", "shop", "brush", f"price={price}")

@@ -130,6 +130,7 @@ class PerSeed(Generic[T]):
 # costs only time: note the seed that `make planted-bugs` prints instead.
 
 FIRST_SEEDS = {
+    "a commit goes on under another schema": 36,
     "a failed attempt goes on": 10,
     "a former owner says that a table has no feed": 27,
     "a half of a split loses what was in the feed": 2,
@@ -148,6 +149,7 @@ FIRST_SEEDS = {
     "all locks but one are enough": 13,
     "all locks of the row count": 7,
     "all parts are committed": 1,
+    "an index is built past older locks": 34,
     "an unexplained refusal was not executed": 158,
     "answered before it is durable": 22,
     "answered before the batch is durable": 4,
@@ -188,6 +190,7 @@ FIRST_SEEDS = {
     "kept cells are locked whatever was committed": 3,
     "lock only record collected once there is a newer commit": 1,
     "locks are read below their commit": 1,
+    "locks are set under any schema": 18,
     "locks resolved below any timestamp are enough": 2,
     "look under way joined": 98,
     "low water mark moved too far": 5,

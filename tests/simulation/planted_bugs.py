@@ -11,6 +11,7 @@ import re
 
 import pytest
 
+from tests.simulation import planted_index_bugs as index_bugs
 from tests.simulation import planted_observer_bugs as observer_bugs
 from tests.simulation import planted_protocol_bugs as protocol_bugs
 from tests.simulation import planted_server_bugs as server_bugs
@@ -308,6 +309,10 @@ BUGS = (
             is_quickly_caught=quickly,
         )
         for plant, kinds, one_round_share, quickly in protocol_bugs.READ_LOCK_BUGS
+    ),
+    *(
+        Bug(plant, kinds, workload="indexes", is_quickly_caught=quickly)
+        for plant, kinds, quickly in index_bugs.INDEX_BUGS
     ),
     *(
         Bug(plant, workload="on duty", is_quickly_caught=True)

@@ -586,7 +586,7 @@ class Session:
     ) -> None:
         self.name = name
         self.random = random
-        self.also_expected: type[PercolatorError] | None = None
+        self.also_expected: tuple[type[PercolatorError], ...] | type[PercolatorError] = ()
         """An error that is useless to retry, and which this workload's transactions may meet."""
         self._recorded_as = f"{name} #{life}"
         # Separate, so that the share of one kind does not change what the transactions do.
@@ -756,7 +756,13 @@ class Session:
                 return self._expected(error)
         self._chronicle.doubled.add(recorded.record.start_ts)
         transaction._alone = False
-        other = transaction._prepare_commit()
+        try:
+            kept = await transaction._with_entries(self._database._engine.now() + LIMIT_SECONDS)
+        except PercolatorError as error:
+            transaction.rollback()
+            recorded.aborted()
+            return self._expected(error)
+        other = transaction._prepare_commit(kept)
         transaction._only_two_phases = self._takes_two_phases()
         now = self._database._engine.now
 
@@ -857,7 +863,7 @@ class Session:
         expected = ConflictError | OutcomeUnknown | SnapshotTooOld
         if error.retry is not Retry.USELESS or isinstance(error, expected):
             return False
-        if self.also_expected is None or not isinstance(error, self.also_expected):
+        if not isinstance(error, self.also_expected):
             raise error
         return False
 

@@ -44,6 +44,8 @@ from percolator.errors import (
     ConflictError,
     PercolatorError,
     Retry,
+    SchemaChanged,
+    SchemaError,
     UsageError,
     WrittenTwice,
 )
@@ -184,11 +186,16 @@ class Attempt:
         while True:
             participant = await self._participant(deadline)
             result = _Round()
+            versions = await self._schema_versions({cell.table_id for cell in pending}, deadline)
             for cells in portions(pending):
                 steps_ = [
-                    self._prewrite(participant, cell, writes[cell], read_at) for cell in cells
+                    self._prewrite(participant, cell, writes[cell], read_at)._replace(
+                        schema_version=versions[cell.table_id]
+                    )
+                    for cell in cells
                 ]
                 answers = await env.cells.mutate(steps_, deadline)
+                await env.refresh_schemas(steps_, answers, deadline)
                 if answers.count(APPLIED) != len(cells):
                     self._sort_out(participant, writes, cells, answers, result)
                     for cell in result.left:
@@ -217,6 +224,21 @@ class Attempt:
                 if result.met:
                     raise conflicts.locked(env, participant.start, result.met[0])
                 raise result.problem or ConflictError("no time was left to lock the cells")
+
+    async def _schema_versions(self, tables: Set[int], deadline: float) -> dict[int, int]:
+        """The version of each table's schema. Refuses a table with indexes: nothing here knows
+        what a row held before, so its entry would stay."""
+        versions: dict[int, int] = {}
+        for table_id in tables:
+            schema = await self._env.schema(table_id, deadline)
+            if schema.indexes:
+                raise SchemaError(
+                    f"table {schema.codecs.table!r} has indexes, and shared transactions do not "
+                    "keep them yet: write it in transactions of their own",
+                    table_id=table_id,
+                )
+            versions[table_id] = schema.version
+        return versions
 
     async def _participant(self, deadline: float) -> Participant:
         """The participant under which to lock cells now; begins one if there is none."""
@@ -279,7 +301,7 @@ class Attempt:
                 result.locked[participant.start].append(cell)
                 continue
             if not isinstance(answer, Refused):
-                if answer.retry is not Retry.UNKNOWN:
+                if answer.retry is not Retry.UNKNOWN and not isinstance(answer, SchemaChanged):
                     raise answer
                 result.problem = answer
             elif answer.condition == steps.OWN_COMMIT:

@@ -791,6 +791,7 @@ INTERNAL = {
     "ended",
     "require_not_ended",
     "scan_pages",
+    "find_pages",
     "scan_cells",
     "scan_joined",
     "get_cells",

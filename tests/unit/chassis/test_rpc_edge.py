@@ -157,6 +157,7 @@ EVERY_ERROR: list[errors.PercolatorError] = [
         where="w",
     ),
     errors.StoreUnusable("full", fault=errors.StoreFault.DISK_FULL, where="w"),
+    errors.UniqueViolation("taken", index="email", rows=(b"a", b"b"), where="w"),
     errors.Unauthenticated("no token", where="w"),
     errors.PermissionDenied("too low", where="w"),
     errors.SessionExpired("gone", session_id=b"\x00" * 16, where="w"),

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import pytest
 
+from percolator import Table, codecs
 from percolator.errors import (
     CellAddress,
     ConflictError,
@@ -32,6 +33,7 @@ from percolator.errors import (
     PercolatorError,
     Retry,
     SchemaError,
+    UniqueViolation,
 )
 from percolator.limits import Limits
 from percolator.protocol import commit
@@ -107,6 +109,26 @@ async def test_the_same_commit_again_gives_the_same_timestamp_everywhere(
         with pytest.raises(InvalidArgument, match="another write set"):
             await gateway.commit(start, [write(b"bob", kind=LOCK), *writes[1:]])
     assert await third.read(b"bob", b"zoe") == [value, b"2"]
+
+
+async def test_commits_through_gateways_keep_indexes_however_often_they_are_repeated() -> None:
+    async with gateways(2) as (_, (one, other)):
+        by_value = Table(TABLE, key=codecs.raw).column(COLUMN, codecs.raw, unique=True)
+        await one.database.create_index(by_value)
+        start = await one.begin()
+        writes = [write(b"bob", b"1"), write(b"zoe", b"2")]
+        commit = await one.commit(start, writes)
+        assert await other.commit(start, writes) == commit
+        later = await other.begin()
+        taken = [write(b"kim", b"1")]
+        with pytest.raises(UniqueViolation, match="row 'bob' has the same value"):
+            await other.commit(later, taken)
+        with pytest.raises(ConflictError, match="is rolled back"):
+            await one.commit(later, taken)
+        await one.commit(await one.begin(), [write(b"bob", b"3"), write(b"zoe", kind=DELETE)])
+        async with other.database.snapshot() as snapshot:
+            assert [row.raw() async for row in snapshot.find(by_value)] == [{COLUMN: b"3"}]
+        assert await other.database.check_index(by_value) == []
 
 
 @PRIMARIES

@@ -311,7 +311,9 @@ class ModelCluster:
 
     async def locate(self, table_id: int, row: bytes = b"") -> list[TabletLocation]:
         rows = cells_pb2.RowRange(start=row)
-        found = await self.call(methods.LOCATE_TABLETS, table_id=table_id, range=rows)
+        found = await self.call(
+            methods.LOCATE_TABLETS, table_id=table_id, range=rows, knows_indexes=True
+        )
         return list(found.locations)
 
     async def write(self, table_id: int, row: bytes, value: bytes) -> None:
@@ -773,7 +775,7 @@ async def create(
 
 
 async def described(world: ModelCluster, name: str = "t") -> pb.Table:
-    return (await world.call(methods.DESCRIBE_TABLE, name=name)).table
+    return (await world.call(methods.DESCRIBE_TABLE, name=name, knows_indexes=True)).table
 
 
 async def created_and_filled(world: ModelCluster, splits: list[bytes] = SPLITS) -> int:

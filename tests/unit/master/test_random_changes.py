@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from percolator.codecs.indexes import IndexDefinition, indexes_of
 from percolator.errors import InvalidArgument, PercolatorError, Retry, SchemaError, StoreUnusable
 from percolator.services.master import cluster_map, map_store
 from percolator.services.master.cluster_map import Catalogue, ClusterMap
@@ -69,6 +70,20 @@ class _Identity(NamedTuple):
 
     name: str
     created_at: int
+    index_of: int
+
+
+class Schema(NamedTuple):
+    """What a version of a table's schema says."""
+
+    ttls: tuple[tuple[bytes, int], ...]
+    change_feed: bool
+    indexes: tuple[IndexDefinition, ...]
+
+    @classmethod
+    def of(cls, table: pb.Table) -> Schema:
+        ttls = ((one.column, one.ttl_milliseconds) for one in table.options.ttls)
+        return cls(tuple(ttls), table.options.change_feed, indexes_of(table.indexes))
 
 
 class Told:
@@ -76,27 +91,22 @@ class Told:
 
     def __init__(self) -> None:
         self.tables: dict[int, _Identity] = {}
-        self.schemas: dict[tuple[int, int], tuple[tuple[tuple[bytes, int], ...], bool]] = {}
+        self.schemas: dict[tuple[int, int], Schema] = {}
         """What each version of a table's schema says."""
         self.newest: dict[int, int] = {}
 
     def note(self, table: pb.Table) -> None:
         """Fails if it contradicts what was told before."""
         key, version = table.table_id, table.schema_version
-        identity = _Identity(table.name, table.created_at)
+        identity = _Identity(table.name, table.created_at, table.index_of)
         assert self.tables.setdefault(key, identity) == identity, (
             f"id {key} was given to {self.tables[key]} and to {identity}"
         )
-        said = _schema_of(table)
+        said = Schema.of(table)
         assert self.schemas.setdefault((key, version), said) == said, (
             f"version {version} of {identity} says {self.schemas[key, version]} and {said}"
         )
         self.newest[key] = max(version, self.newest.get(key, 0))
-
-
-def _schema_of(table: pb.Table) -> tuple[tuple[tuple[bytes, int], ...], bool]:
-    ttls = ((one.column, one.ttl_milliseconds) for one in table.options.ttls)
-    return tuple(ttls), table.options.change_feed
 
 
 class Name:
@@ -163,6 +173,8 @@ class RandomChanges:
                         self._change_ttl,
                         self._change_ttl,
                         self._change_feed,
+                        self._change_index,
+                        self._change_index,
                         self._create_again,
                         self._delete,
                         self._delete,
@@ -226,7 +238,7 @@ class RandomChanges:
         answer = await self._ask(name, methods.SET_TTLS, request)
         if answer is not None:
             expected = ((b"v", ttl.ttl_milliseconds),) if ttl.ttl_milliseconds else ()
-            assert _schema_of(answer.table)[0] == expected
+            assert Schema.of(answer.table).ttls == expected
             self._acknowledged(name, answer.table)
 
     async def _change_feed(self, name: Name) -> None:
@@ -237,10 +249,35 @@ class RandomChanges:
             assert answer.table.options.change_feed is wanted
             self._acknowledged(name, answer.table)
 
+    async def _change_index(self, name: Name) -> None:
+        """Adds an index, or removes it."""
+        assert name.table is not None
+        known = {one.name: one for one in name.table.indexes}.get("added")
+        if known is None:
+            added = pb.ChangeIndexesRequest(table=name.name, add=[_index("added")])
+            answer = await self._ask(name, methods.CHANGE_INDEXES, added)
+            if answer is not None:
+                assert [one.ready_at for one in answer.table.indexes if one.name == "added"] == [0]
+                self._acknowledged(name, answer.table)
+        else:
+            await self._remove_index(name)
+
+    async def _remove_index(self, name: Name) -> None:
+        removed = pb.ChangeIndexesRequest(table=name.name, remove=["added"])
+        try:
+            answer = await self._ask(name, methods.CHANGE_INDEXES, removed)
+        except SchemaError:
+            # An attempt without an answer has removed it, and nothing of its entries is left.
+            name.is_certain = False
+            return
+        if answer is not None:
+            assert "added" not in [one.name for one in answer.table.indexes]
+            self._acknowledged(name, answer.table)
+
     async def _describe(self, name: Name) -> None:
         """Whichever master answers tells of what was acknowledged."""
         table = name.table
-        request = pb.DescribeTableRequest(name=name.name)
+        request = pb.DescribeTableRequest(name=name.name, knows_indexes=True)
         answer = await self._ask(name, methods.DESCRIBE_TABLE, request)
         name.is_certain, name.table = True, table
         if answer is not None:
@@ -275,7 +312,10 @@ class RandomChanges:
         name.table = table
 
     def _creation(self, name: Name, request_id: bytes) -> pb.CreateTableRequest:
-        return pb.CreateTableRequest(name=name.name, splits=[b"m"], request_id=request_id)
+        declared = [_index("declared")] if name.name.endswith("-0") else []
+        return pb.CreateTableRequest(
+            name=name.name, splits=[b"m"], request_id=request_id, indexes=declared
+        )
 
     def _request_id(self) -> bytes:
         self._requests += 1
@@ -326,7 +366,7 @@ class RandomChanges:
         for table in listed:
             self.told.note(table)
             acknowledged = known.get(table.table_id)
-            if is_standby and (
+            if (is_standby and not table.index_of) and (
                 acknowledged is None or acknowledged.schema_version < table.schema_version
             ):
                 self.occurred[UNACKNOWLEDGED_TOLD] += 1
@@ -433,7 +473,7 @@ class RandomChanges:
         for table in tables.values():
             self.told.note(table)
         for key, version in self.told.newest.items():
-            if key not in self._asked_to_delete:
+            if key not in self._asked_to_delete and not self.told.tables[key].index_of:
                 assert key in tables, f"{self.told.tables[key]} has vanished"
                 found = tables[key].schema_version
                 assert found >= version, f"{tables[key].name} is at {found}, and was at {version}"
@@ -441,6 +481,18 @@ class RandomChanges:
         for name in (one for row in self.names for one in row if one.is_certain):
             found_table = by_name.get(name.name)
             assert found_table == name.table, f"{name.name} is {found_table}, not {name.table}"
+        used = {table.table_id for table in by_name.values()}
+        for table in by_name.values():
+            owner, own = table.index_of or table.table_id, table.table_id
+            assert owner in used, f"{table.name} has entries for a table that is gone"
+            for index in table.indexes:
+                entries = tables.get(index.table_id, pb.Table(deleting=True))
+                assert entries.index_of == own, f"{table.name} has lost entries of {index.name}"
+                assert not entries.deleting, f"{table.name}: {index.name} has deleted entries"
+
+
+def _index(name: str) -> pb.Index:
+    return pb.Index(name=name, columns=[pb.ColumnCodec(column=b"w", codec="text")])
 
 
 async def run_seed(seed: int, occurred: Counter[str], *, power: bool = False) -> None:
@@ -527,6 +579,19 @@ def every_creation_with_an_id_is_ones_own(patch: Patch) -> None:
     patch.setattr(TableChanges, "_decide_creation", wrong)
 
 
+def entries_outlive_their_table(patch: Patch) -> None:
+    patch.setattr(Catalogue, "entries", lambda self, table_id: [])
+
+
+def the_table_of_an_index_is_known_to_its_leader_only(patch: Patch) -> None:
+    correct = cluster_map._table
+
+    def wrong(table: pb.Table) -> Any:
+        return replace(correct(table), index_of=0)
+
+    patch.setattr(cluster_map, "_table", wrong)
+
+
 MISTAKES: tuple[tuple[Callable[[Patch], None], int], ...] = (
     (the_leader_goes_on_with_its_own_map, 0),
     (what_is_stored_becomes_the_map_with_the_next_change_only, 0),
@@ -535,6 +600,8 @@ MISTAKES: tuple[tuple[Callable[[Patch], None], int], ...] = (
     (deletions_are_known_to_their_leader_only, 0),
     (a_deletion_that_is_repeated_is_another_one, 0),
     (every_creation_with_an_id_is_ones_own, 0),
+    (entries_outlive_their_table, 0),
+    (the_table_of_an_index_is_known_to_its_leader_only, 0),
 )
 """Each with a seed that shows it, and takes little time."""
 

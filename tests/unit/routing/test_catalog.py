@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 from google.protobuf.message import Message
 
+from percolator.codecs.indexes import IndexDefinition
 from percolator.errors import (
     DeadlineExceeded,
     ExecutionUnknown,
@@ -146,7 +148,9 @@ class _Master:
         if request.name != "there":
             raise SchemaError(f"there is no table {request.name!r}")
         options = pb.TableOptions(change_feed=True)
-        table = pb.Table(table_id=7, name=request.name, options=options)
+        columns = [pb.ColumnCodec(column=b"v", codec="text")]
+        indexes = [pb.Index(name="there", columns=columns, table_id=8)]
+        table = pb.Table(table_id=7, name=request.name, options=options, indexes=indexes)
         return pb.DescribeTableResponse(table=table)
 
 
@@ -158,6 +162,12 @@ async def test_who_may_not_create_tables_may_use_one_that_exists_with_exist_ok()
         assert (await create("there", options=options, exist_ok=True)).table_id == 7
     with pytest.raises(InvalidArgument, match="'there' exists with the cluster's default"):
         await create("there", options=kept, exist_ok=True)
+    index = IndexDefinition("there", ((b"v", "text"),))
+    info = await create("there", options=fed, exist_ok=True, indexes=[index])
+    assert info.schema.indexes == (replace(index, table_id=8),)
+    missing = [replace(index, name="missing")]
+    with pytest.raises(SchemaError, match="'there' exists without the index 'missing'"):
+        await create("there", options=fed, exist_ok=True, indexes=missing)
     for name, exist_ok in (("there", False), ("missing", True)):
         with pytest.raises(PermissionDenied):
             await create(name, options=fed, exist_ok=exist_ok)

@@ -51,6 +51,8 @@ def filled(message: Message) -> None:
         target = getattr(message, field.name)
         if field.type == FieldDescriptor.TYPE_MESSAGE:
             filled(target.add() if hasattr(target, "add") else target)
+        elif hasattr(target, "append"):
+            target.append(b"7")
         elif field.type == FieldDescriptor.TYPE_STRING:
             setattr(message, field.name, "text")
         else:

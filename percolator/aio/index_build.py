@@ -1,0 +1,231 @@
+"""Building, checking and retiring an index while programs are at work.
+
+The index is in the schema already, so that all commits keep its entries. What is left are the rows
+that nobody writes meanwhile:
+
+    1. wait until locks are gone that were set before (protocol/indexes.py says why)
+    2. read all rows of one snapshot, and add the entries that are missing, a few rows at a time
+    3. say in the table of entries that the index is complete
+
+Any number of programs may do so at once, or one after the other: what is done stays done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Protocol, TypeVar
+
+from percolator.aio.engine import Engine
+from percolator.aio.reader import Reader
+from percolator.aio.transaction import Transaction
+from percolator.codecs.indexes import ENTRY, IndexDefinition
+from percolator.codecs.readable import quoted
+from percolator.errors import CellAddress, SchemaError, UniqueViolation
+from percolator.protocol import indexes
+from percolator.protocol.read import FoundRow, scan_pages
+from percolator.routing.cells import FoundCell, RangeRequest
+
+T = TypeVar("T")
+
+ROWS_AT_ONCE = 200
+PROBLEMS_MAX = 1_000
+
+
+class TransactionRunner(Protocol):
+    """Runner of the transactions: `percolator.aio.Database`."""
+
+    async def run(
+        self,
+        function: Callable[[Transaction, Sequence[bytes]], Awaitable[None]],
+        rows: Sequence[bytes],
+        /,
+    ) -> None: ...
+
+
+class IndexBuild:
+    """One index of one table."""
+
+    def __init__(
+        self,
+        database: TransactionRunner,
+        engine: Engine,
+        table_id: int,
+        index: IndexDefinition,
+        timeout: float,
+    ) -> None:
+        """The timeout applies to each page, and to each wait for a lock."""
+        self._database = database
+        self._engine = engine
+        self._table_id = table_id
+        self._index = index
+        self._timeout = timeout
+
+    async def build(self, progress: Callable[[int], None] | None = None) -> int:
+        """Returns the number of rows, once each has its entry. `progress` is called with how many
+        were read so far.
+
+        Raises `UniqueViolation` if two rows have the same values in a unique index, and
+        `SchemaError` for a value that cannot be indexed. Mend the row, and build again.
+        """
+        engine, index, count = self._engine, self._index, 0
+        await indexes.until_unlocked(
+            engine.env, engine.cleanup, self._table_id, index.names, self._timeout
+        )
+        async with aclosing(self._pages(self._reader(), self._table_id, index.names)) as pages:
+            async for page in pages:
+                for some in _portions(page):
+                    await self._database.run(self._add_missing, [row for row, _ in some])
+                count += len(page)
+                if progress is not None:
+                    progress(count)
+        await self.mark(indexes.READY)
+        return count
+
+    def _reader(self) -> Reader:
+        return Reader(self._engine, self._timeout, "snapshot")
+
+    async def _pages(
+        self, reader: Reader, table_id: int, columns: Sequence[bytes]
+    ) -> AsyncGenerator[list[FoundRow], None]:
+        """The rows that have one of the columns, in one snapshot, which ends with them."""
+        engine = self._engine
+        try:
+            start = await reader.begin(engine.now() + self._timeout)
+            request = RangeRequest(table_id, b"", b"", tuple(columns), start)
+            found = scan_pages(
+                engine.env, engine.cleanup, request, None, self._timeout, reader.statistics
+            )
+            async with aclosing(found) as pages:
+                async for page in pages:
+                    yield page
+        finally:
+            reader.finish("is closed")
+
+    async def mark(self, state: bytes) -> None:
+        """Says to readers whether they may use the index, from this commit on."""
+        cell = CellAddress(self._index.table_id, indexes.STATE_ROW, indexes.STATE)
+
+        async def write(tx: Transaction, _: Sequence[bytes]) -> None:
+            deadline = self._engine.now() + self._timeout
+            known = (await tx.internal.versions([cell], deadline)).get(cell)
+            if known is not None and known.value == indexes.DROPPED != state:
+                # Whoever drops it has stopped keeping it, or is about to.
+                raise SchemaError(
+                    f"{self._named()}: index {self._index.name!r} is being dropped; drop it again "
+                    "before you create it"
+                )
+            tx.internal.writes.put(cell, state)
+
+        await self._database.run(write, ())
+
+    async def _add_missing(self, tx: Transaction, rows: Sequence[bytes]) -> None:
+        """Whoever changes one of the rows meanwhile deletes the entry: both conflict there."""
+        deadline = self._engine.now() + self._timeout
+        stored = await tx.internal.versions(self._cells(rows), deadline)
+        wanted: dict[CellAddress, bytes] = {}
+        for row in rows:
+            entry = self._entry(row, stored)
+            if entry is not None:
+                other = wanted.setdefault(entry, row)
+                if other != row:
+                    raise self._violation(row, other)
+        known = await tx.internal.versions(wanted, deadline)
+        for entry, row in wanted.items():
+            found = known.get(entry)
+            owner = None if found is None else found.value
+            if owner == row:
+                continue
+            if owner is not None:
+                raise self._violation(row, owner)
+            tx.internal.writes.put(entry, row)
+
+    def _entry(self, row: bytes, stored: Mapping[CellAddress, FoundCell]) -> CellAddress | None:
+        try:
+            entry = self._index.entry(row, self._values(row, stored))
+        except SchemaError as error:
+            raise SchemaError(
+                f"{self._named()}, row {quoted(row)}: index {self._index.name!r}: {error.message}"
+            ) from None
+        return None if entry is None else CellAddress(self._index.table_id, entry, ENTRY)
+
+    def _values(
+        self, row: bytes, stored: Mapping[CellAddress, FoundCell]
+    ) -> dict[bytes, bytes | None]:
+        return {
+            cell.column: found.value
+            for cell in self._cells([row])
+            if (found := stored.get(cell)) is not None
+        }
+
+    def _cells(self, rows: Sequence[bytes]) -> list[CellAddress]:
+        """The indexed cells of these rows."""
+        return [
+            CellAddress(self._table_id, row, column) for row in rows for column in self._index.names
+        ]
+
+    def _violation(self, row: bytes, other: bytes) -> UniqueViolation:
+        names = ", ".join(map(quoted, self._index.names))
+        return UniqueViolation(
+            f"{self._named()}: rows {quoted(row)} and {quoted(other)} have the same "
+            f"value in {names}, and index {self._index.name!r} is unique",
+            index=self._index.name,
+            rows=(row, other),
+        )
+
+    def _named(self) -> str:
+        return f"table {self._engine.catalog.name_of(self._table_id)!r}"
+
+    # ------------------------------------------------------------------ check
+
+    async def problems(self) -> list[str]:
+        """Differences between the table and the index; the first of them, if there are many."""
+        problems: list[str] = []
+        for table_id, columns, check in (
+            (self._table_id, self._index.names, self._missing),
+            (self._index.table_id, (ENTRY,), self._extra),
+        ):
+            reader = self._reader()
+            async with aclosing(self._pages(reader, table_id, columns)) as pages:
+                async for page in pages:
+                    for some in _portions(page):
+                        problems += await check(reader, some)
+                    if len(problems) >= PROBLEMS_MAX:
+                        return problems[:PROBLEMS_MAX]
+        return problems
+
+    async def _missing(self, reader: Reader, page: Sequence[FoundRow]) -> list[str]:
+        """Rows without their entry, and values that cannot be indexed."""
+        wanted: dict[CellAddress, bytes] = {}
+        problems: list[str] = []
+        for row, cells in page:
+            values = {column: cell.value for column, cell in cells.items()}
+            try:
+                entry = self._index.entry(row, values)
+            except SchemaError as error:
+                problems.append(f"row {quoted(row)}: {error.message}")
+                continue
+            if entry is not None:
+                wanted[CellAddress(self._index.table_id, entry, ENTRY)] = row
+        found = await reader.stored(wanted, self._engine.now() + self._timeout)
+        return problems + [
+            f"row {quoted(row)} has no entry"
+            for cell, row in wanted.items()
+            if cell not in found or found[cell].value != row
+        ]
+
+    async def _extra(self, reader: Reader, page: Sequence[FoundRow]) -> list[str]:
+        """Entries whose row has other values."""
+        rows = [cells[ENTRY].value or b"" for _, cells in page]
+        stored = await reader.stored(self._cells(rows), self._engine.now() + self._timeout)
+        return [
+            f"row {quoted(row)} has an entry for values that it does not have"
+            for (entry, _), row in zip(page, rows, strict=True)
+            if indexes.entry_before(self._index, row, self._values(row, stored)) != entry
+        ]
+
+
+def _portions(listed: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Portions that are read and written at once."""
+    for at in range(0, len(listed), ROWS_AT_ONCE):
+        yield listed[at : at + ROWS_AT_ONCE]

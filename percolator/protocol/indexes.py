@@ -1,0 +1,263 @@
+"""Entries of secondary indexes, kept by the commits that write indexed columns.
+
+Before its commit, a transaction reads what the indexed columns of its rows held at its start, and
+adds to its write set the entry that goes and the entry that comes. So rows and index change at
+once, whoever writes: every client knows the indexes from the schema.
+
+Rules, each with the failure that it prevents:
+- The former values are read at the start timestamp. Two transactions that write the same columns of
+  a row conflict there, so what was read still holds at the commit; a later read could miss the
+  entry that has to go.
+- Two transactions that write different columns of one index conflict at the entry that goes. If
+  there is none, each locks the other's column: both would commit, and the row would have an entry
+  that nobody has added, or one for a value that the other has changed.
+- A lock is set under a version of the schema, and a tablet that knows a newer one refuses it
+  (write_set.py). A lock that was set before could still be committed without its entries: who
+  builds an index waits until all of them are gone, and reads after that.
+- Such locks are waited out, and never pushed: a pushed transaction commits above the snapshot from
+  which the index is built.
+- What holds for readers stands in the table of entries, as a cell (`STATE`): they find it in their
+  snapshot. From the schema of a client that has not heard of a change, it would be found too late.
+- A unique entry has no row key in its name, so two transactions that give two rows one value
+  conflict at the entry. One that begins later finds the entry, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from percolator.codecs.indexes import ENTRY, IndexDefinition
+from percolator.codecs.readable import quoted
+from percolator.errors import CellAddress, SchemaError, UniqueViolation
+from percolator.formats.records import KIND_DELETE, KIND_PUT
+from percolator.protocol.cleanup import Cleanup
+from percolator.protocol.conflicts import MetLock, locked
+from percolator.protocol.environment import Environment
+from percolator.protocol.write_set import LOCK_KINDS, KeptIndexes, WriteSet
+from percolator.routing.cells import FoundCell, RangeRequest, RowRequest
+from percolator.v1.tabletserver_pb2 import RowRead
+
+STATE_ROW = b"state"
+STATE = b"state"
+"""The column of the one cell that says whether readers may use the index; no entry has it."""
+READY = b"ready"
+BUILDING = b"building"
+DROPPED = b"dropped"
+
+ReadCells = Callable[[list[CellAddress]], Awaitable[Mapping[CellAddress, FoundCell]]]
+"""Reads stored cells at the start of the transaction; cells without a value may be missing."""
+
+
+def without_indexes(env: Environment, cells: WriteSet) -> KeptIndexes | None:
+    """Nothing to add, if it is known that none of the tables has an index, as in most
+    transactions."""
+    indexes: dict[int, tuple[IndexDefinition, ...]] = {}
+    for cell in cells.cells:
+        if cell.table_id not in indexes:
+            schema = env.schemas.get(cell.table_id)
+            if schema is None or schema.indexes:
+                return None
+            indexes[cell.table_id] = schema.indexes
+    return KeptIndexes(indexes, cells, frozenset())
+
+
+async def with_entries(
+    env: Environment, written: WriteSet, read: ReadCells, row_bytes_max: int, deadline: float
+) -> KeptIndexes:
+    """A write set with the entries of all indexes of its tables. What was written stays as it is.
+
+    Raises `UniqueViolation`; `SchemaError` for a value that cannot be indexed; and
+    `TransactionTooLarge`. Then the transaction can only be given up.
+    """
+    indexes = {
+        table_id: (await env.schema(table_id, deadline)).indexes
+        for table_id in {cell.table_id for cell in written.cells}
+    }
+    cells = WriteSet(env.limits)
+    cells.adopt(written)
+    changes = _Changes(env, cells, row_bytes_max)
+    rows = changes.rows_written(indexes)
+    asked = {
+        CellAddress(table_id, row, column): None
+        for (table_id, row), found in rows.items()
+        for index in found
+        for column in index.names
+    }
+    stored = await read([*asked]) if asked else {}
+    for (table_id, row), found in rows.items():
+        for index in found:
+            changes.change(index, table_id, row, stored)
+    if changes.claimed:
+        changes.require_unclaimed(await read([*changes.claimed]))
+    return KeptIndexes(indexes, cells, cells.cells.keys() - written.cells.keys())
+
+
+class _Claim(NamedTuple):
+    """An entry of a unique index that a transaction adds."""
+
+    definition: IndexDefinition
+    table_id: int
+    row: bytes
+
+
+class _Changes:
+    """Changes of entries that follow from the writes of one transaction."""
+
+    def __init__(self, env: Environment, cells: WriteSet, row_bytes_max: int) -> None:
+        self._env = env
+        self._cells = cells
+        self._row_bytes_max = row_bytes_max
+        self.claimed: dict[CellAddress, _Claim] = {}
+        self._given_up: dict[CellAddress, bytes] = {}
+        """Entries that go, with the rows that had them."""
+
+    def rows_written(
+        self, indexes: Mapping[int, tuple[IndexDefinition, ...]]
+    ) -> dict[tuple[int, bytes], dict[IndexDefinition, None]]:
+        """The rows of which indexed columns are written, with the indexes of these columns."""
+        rows: dict[tuple[int, bytes], dict[IndexDefinition, None]] = {}
+        for (table_id, row, column), (kind, _) in self._cells.cells.items():
+            if kind in LOCK_KINDS:
+                continue
+            for index in indexes[table_id]:
+                if column in index.names:
+                    rows.setdefault((table_id, row), {})[index] = None
+        return rows
+
+    def change(
+        self,
+        index: IndexDefinition,
+        table_id: int,
+        row: bytes,
+        stored: Mapping[CellAddress, FoundCell],
+    ) -> None:
+        """Brings the entry of one row up to date."""
+        before: dict[bytes, bytes | None] = {}
+        after: dict[bytes, bytes | None] = {}
+        for column in index.names:
+            cell = CellAddress(table_id, row, column)
+            found = stored.get(cell)
+            before[column] = after[column] = None if found is None else found.value
+            own = self._cells.own_value(cell)
+            if own is not None:
+                after[column] = own.value
+        old = entry_before(index, row, before)
+        if old is None:
+            self._lock(CellAddress(table_id, row, column) for column in index.names)
+        new = self._entry_after(index, table_id, row, after)
+        if old == new:
+            return
+        if old is not None:
+            cell = CellAddress(index.table_id, old, ENTRY)
+            self._given_up[cell] = row
+            if cell not in self.claimed:
+                self._cells.delete(cell)
+        if new is not None:
+            cell = CellAddress(index.table_id, new, ENTRY)
+            if index.unique:
+                other = self.claimed.get(cell)
+                if other is not None:
+                    raise self._violation(other, row)
+                self.claimed[cell] = _Claim(index, table_id, row)
+            self._cells.put(cell, row)
+
+    def _lock(self, cells: Iterable[CellAddress]) -> None:
+        for cell in cells:
+            self._cells.lock(cell)
+
+    def _entry_after(
+        self,
+        index: IndexDefinition,
+        table_id: int,
+        row: bytes,
+        values: Mapping[bytes, bytes | None],
+    ) -> bytes | None:
+        where = f"{self._env.described(CellAddress(table_id, row, index.names[0]))}: "
+        try:
+            entry = index.entry(row, values)
+        except SchemaError as error:
+            raise SchemaError(f"{where}index {index.name!r}: {error.message}") from None
+        if entry is not None and len(entry) > self._row_bytes_max:
+            raise SchemaError(
+                f"{where}the entry in index {index.name!r} has {len(entry)} bytes, at most "
+                f"{self._row_bytes_max} allowed"
+            )
+        return entry
+
+    def require_unclaimed(self, found: Mapping[CellAddress, FoundCell]) -> None:
+        """Raises `UniqueViolation` if another row has one of the entries that were added. It may
+        give it up in the same transaction."""
+        for cell, claim in self.claimed.items():
+            known = found.get(cell)
+            owner = None if known is None else known.value
+            if owner is not None and owner not in (claim.row, self._given_up.get(cell)):
+                raise self._violation(claim, owner)
+
+    def _violation(self, claim: _Claim, other: bytes) -> UniqueViolation:
+        names = ", ".join(quoted(name) for name in claim.definition.names)
+        table = self._env.described(
+            CellAddress(claim.table_id, claim.row, claim.definition.names[0])
+        )
+        return UniqueViolation(
+            f"{table}: row {quoted(other)} has the same value in {names}, and index "
+            f"{claim.definition.name!r} is unique",
+            index=claim.definition.name,
+            rows=(claim.row, other),
+        )
+
+
+def entry_before(
+    index: IndexDefinition, row: bytes, values: Mapping[bytes, bytes | None]
+) -> bytes | None:
+    """The entry that a row has. Values that cannot be read were written before the index, and have
+    none."""
+    try:
+        return index.entry(row, values)
+    except SchemaError:
+        return None
+
+
+async def until_unlocked(
+    env: Environment,
+    cleanup: Cleanup,
+    table_id: int,
+    columns: Iterable[bytes],
+    timeout_seconds: float,
+) -> None:
+    """Returns when all locks of these columns are gone that were there when it was called.
+
+    Locks of live transactions are waited for, and those of dead ones resolved. Raises
+    `ConflictError` if one stays for longer than the timeout.
+    """
+    now = await env.timestamp(env.now() + timeout_seconds)
+    request = RangeRequest(table_id, b"", b"", tuple(columns), now)
+    async for page in env.cells.scan(request, timeout_seconds):
+        began = env.now()
+        deadline = began + timeout_seconds
+        met = [MetLock.of(table_id, cell) for cell in page.locks]
+        backoff = env.backoff()
+        while met:
+            waited = env.now() - began if backoff.rounds else 0.0
+            await cleanup.resolve(met, deadline=deadline, known_now=now, waited_seconds=waited)
+            if not await backoff.pause(deadline):
+                raise locked(env, now, met[0])
+            reads = [
+                RowRequest(table_id, RowRead(row=row, columns=request.columns, timestamp=now))
+                for row in dict.fromkeys(one.address.row for one in met)
+            ]
+            answers = await env.cells.read(reads, deadline)
+            met = [MetLock.of(table_id, cell) for answer in answers for cell in answer.locks]
+
+
+def written_rows(cells: WriteSet, table_id: int, index: IndexDefinition) -> list[bytes]:
+    """The rows of which a transaction has written columns of the index."""
+    return [
+        *dict.fromkeys(
+            cell.row
+            for cell, (kind, _) in cells.cells.items()
+            if cell.table_id == table_id
+            and kind in (KIND_PUT, KIND_DELETE)
+            and cell.column in index.names
+        )
+    ]

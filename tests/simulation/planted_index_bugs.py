@@ -1,0 +1,67 @@
+"""Bugs of secondary indexes: one for each way to lose an entry, or to keep one."""
+
+from __future__ import annotations
+
+import pytest
+
+from percolator.aio import find
+from percolator.protocol import commit, indexes
+from percolator.protocol.write_set import WriteSteps
+from percolator.routing.cells import ANY_SCHEMA, CellMutation
+from tests.patching import in_place_of
+from tests.simulation.scenario import Kind
+
+Patch = pytest.MonkeyPatch
+
+
+def locks_are_set_under_any_schema(patch: Patch) -> None:
+    """A client that does not know the index commits a row without its entry."""
+    correct = WriteSteps.prewrite_step
+
+    @in_place_of(patch, WriteSteps, "prewrite_step")
+    def wrong(self: WriteSteps, *arguments: object) -> CellMutation:
+        return correct(self, *arguments)._replace(schema_version=ANY_SCHEMA)  # type: ignore[arg-type]
+
+
+def a_commit_goes_on_under_another_schema(patch: Patch) -> None:
+    """It has learned of the index, and not added its entries."""
+    patch.setattr(commit, "require_same_schemas", lambda write, schema_of: None)
+
+
+def other_columns_of_an_index_are_not_locked(patch: Patch) -> None:
+    """Two transactions that complete a row, each with one column, add no entry."""
+    patch.setattr(indexes._Changes, "_lock", lambda self, cells: None)
+
+
+def an_index_is_built_past_older_locks(patch: Patch) -> None:
+    """They were set without entries, and are committed above the snapshot of the build."""
+
+    async def wrong(*_: object) -> None:
+        return
+
+    patch.setattr(indexes, "until_unlocked", wrong)
+
+
+def readers_do_not_ask_whether_an_index_is_complete(patch: Patch) -> None:
+    """They miss the rows that are not in it yet, or no longer kept in it."""
+
+    async def wrong(*_: object) -> None:
+        return
+
+    patch.setattr(find, "require_ready", wrong)
+
+
+def unique_values_are_not_looked_up(patch: Patch) -> None:
+    """The entry then leads to the last row that was given the value."""
+    patch.setattr(indexes._Changes, "require_unclaimed", lambda self, found: None)
+
+
+INDEX_BUGS = (
+    (locks_are_set_under_any_schema, (Kind.ONE_WAY, Kind.ISOLATE), False),
+    (a_commit_goes_on_under_another_schema, (), False),
+    (other_columns_of_an_index_are_not_locked, (), True),
+    (an_index_is_built_past_older_locks, (), False),
+    (readers_do_not_ask_whether_an_index_is_complete, (), True),
+    (unique_values_are_not_looked_up, (), True),
+)
+"""Each with the disruptions that reveal it, and whether it is caught in seconds."""

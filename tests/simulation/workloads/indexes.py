@@ -1,0 +1,148 @@
+"""A table with indexes that come and go, among transactions that write and look up its rows.
+
+One index is unique, and is there from the beginning. The other has two columns; a client adds it,
+builds it, and drops it again, while servers do not hear of it and others go on. Whatever a snapshot
+finds by an index must be what it finds by scanning the table. The checker judges the rows of
+another table, which stays, as in all workloads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from percolator import Table
+from percolator.aio import Transaction
+from percolator.aio.snapshot import Snapshot
+from percolator.codecs import raw
+from percolator.errors import PercolatorError, SchemaError, UniqueViolation
+from percolator.schema import Index
+from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.workloads.workload import Workload, preferred
+
+FOUND = "rows found by an index"
+BUILT = "index built while others write"
+INDEX_DROPPED = "index dropped while others use it"
+TAKEN = "value of a unique index taken already"
+
+_PEOPLE = Table("people", key=raw)
+_BADGE = _PEOPLE.column("badge", raw, unique=True)
+_BY_BADGE = _PEOPLE.indexes["badge"]
+_CITY = _PEOPLE.column("city", raw)
+_STREET = _PEOPLE.column("street", raw)
+_BY_PLACE = Index(_PEOPLE, "by place", (_CITY, _STREET))
+"""Not declared with the table: a client adds it."""
+_SPLITS = [b"g", b"p"]
+_ROWS = [b"a", b"c", b"k", b"m", b"s", b"t"]
+_BADGES = [b"1", b"2", b"3", b"4", b"5", b"6", b"7"]
+_PLACES = [b"x", b"y"]
+_OF_CLIENTS = (_ROWS[:2], _ROWS[2:4], _ROWS, _ROWS)
+"""The rows that each client uses: some know only one of the servers."""
+_BETWEEN_CHANGES_SECONDS = 0.3
+_SHORT_SECONDS, _LONG_SECONDS = 0.4, 5.0
+_LOOKS_SHARE = 0.35
+
+
+class Indexed(Workload):
+    """What an index finds is what is there."""
+
+    leaves_behind = True
+
+    def __init__(self) -> None:
+        self.cells = Cells("beside", (b"m",))
+        self._next_change = 0.0
+
+    async def load(self, session: Session) -> None:
+        await session.database.create_table(_PEOPLE, _SPLITS, timeout=30.0)
+
+    async def step(self, session: Session) -> None:
+        session.also_expected = (SchemaError, UniqueViolation)
+        now = asyncio.get_running_loop().time()
+        if now >= self._next_change and preferred(session, (False, False, False, True)):
+            self._next_change = now + _BETWEEN_CHANGES_SECONDS
+            session.skip()
+            await self._change_indexes(session)
+        elif session.random.random() < _LOOKS_SHARE:
+            session.skip()
+            await self._look(session)
+        else:
+            await self._write(session)
+
+    async def _write(self, session: Session) -> None:
+        chance = session.random
+        beside, value = chance.choice(_ROWS), session.unique()
+        rows = chance.sample(preferred(session, _OF_CLIENTS), chance.choice((1, 1, 2)))
+        looks = chance.random() < 0.3
+
+        async def body(tx: RecordedTx) -> None:
+            await tx.get(beside, self.cells.column())
+            await tx.set(beside, self.cells.column(), value)  # so that its outcome can be told
+            for row in rows:
+                await _change(session, tx.itself, row)
+            if looks:
+                await self._compare(session, tx.itself)
+
+        await session.run(body)
+
+    async def _look(self, session: Session) -> None:
+        try:
+            async with session.database.snapshot() as snapshot:
+                await self._compare(session, snapshot)
+        except PercolatorError as error:
+            session.expect(error)
+
+    async def _compare(self, session: Session, reads: Snapshot | Transaction) -> None:
+        index = session.random.choice([_BY_BADGE, _BY_PLACE])
+        columns = index.columns
+        value = session.random.choice([None, _PLACES[0] if index is _BY_PLACE else _BADGES[0]])
+        given = () if value is None else (value,)
+        found = [row async for row in reads.find(index, *given, columns=columns)]
+        scanned = [row async for row in reads.scan(_PEOPLE, columns=columns)]
+        wanted = sorted(
+            (tuple(row.get(column) or b"" for column in columns), row.key)
+            for row in scanned
+            if all(column in row for column in columns)
+            and (value is None or row.get(columns[0]) == value)
+        )
+        got = [(tuple(row[column] for column in columns), row.key) for row in found]
+        if got != wanted:
+            session.broken(f"an index over {columns} finds {got} where {wanted} is there")
+        # A transaction may write one twice, and is refused when it commits.
+        is_final = isinstance(reads, Snapshot)
+        if index.unique and is_final and len({values for values, _ in wanted}) < len(wanted):
+            session.broken(f"a unique value is there twice: {wanted}")
+        session.count(FOUND)
+
+    async def _change_indexes(self, session: Session) -> None:
+        seconds = session.random.choice((_SHORT_SECONDS, _LONG_SECONDS))
+        try:
+            if session.random.random() < 0.6:
+                await session.database.create_index(_BY_PLACE, timeout=seconds)
+                session.count(BUILT)
+            else:
+                await session.database.drop_index(_PEOPLE, _BY_PLACE.name, timeout=seconds)
+                session.count(INDEX_DROPPED)
+        except PercolatorError as error:
+            session.expect(error)
+
+    async def rest(self, session: Session) -> None:
+        """Everything is to be found by the indexes when all is quiet."""
+        await session.database.create_index(_BY_PLACE, timeout=30.0)
+        for index in (_BY_BADGE, _BY_PLACE):
+            for problem in await session.database.check_index(index):
+                session.broken(f"{index!r}: {problem}")
+
+
+async def _change(session: Session, tx: Transaction, row: bytes) -> None:
+    """Changes some columns of a row, or deletes it."""
+    chance = session.random
+    kind = chance.random()
+    if kind < 0.1:
+        await tx.delete_row(_PEOPLE, row)
+    elif kind < 0.2:
+        tx.delete(row, chance.choice([_BADGE, _CITY, _STREET]))
+    elif kind < 0.6:
+        tx.set(row, _BADGE, chance.choice(_BADGES))
+    else:
+        # One of the columns of an index, or both.
+        for column in chance.sample([_CITY, _STREET], chance.choice((1, 1, 2))):
+            tx.set(row, column, chance.choice(_PLACES))
