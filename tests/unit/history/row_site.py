@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from percolator import Table, aio, codecs
+from percolator import Table, Timestamp, aio, codecs
 from percolator.aio.connecting import connect_to
 from percolator.aio.engine import Rows
 from percolator.bigtable.store import BigtableStore
@@ -20,6 +20,7 @@ from percolator.retries import RetryPolicy
 from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import APPLIED, Answer, CellMutation
 from percolator.rowstore.adapter import stored_cells
+from percolator.rowstore.collection import Bounds, Collected, RowCollector
 from percolator.rowstore.intents import Intent, Intents
 from percolator.rowstore.layout import Times
 from percolator.rowstore.port import Change, Check
@@ -78,12 +79,12 @@ class Site:
         self.history = RowHistory(
             engine.env, rows.store, rows.times, engine.world, self._registered, share=1.0
         )
-        self.asked: Callable[[], Awaitable[None]] | None = None
-        """Called before it is looked up what is registered."""
+        self.asked: list[Callable[[], Awaitable[object]]] = []
+        """The first of them is called, and goes, before it is looked up what is registered."""
 
     async def _registered(self) -> dict[int, TableSchema]:
-        if self.asked is not None:
-            await self.asked()
+        if self.asked:
+            await self.asked.pop(0)()
         engine = self.database.internal.engine
         tables = await engine.catalog.describe_all(engine.now() + SECONDS)
         return {one.table_id: TableSchema.of(one.schema_version, one.observers) for one in tables}
@@ -139,10 +140,38 @@ class Site:
         (answer,) = await self.env.cells.mutate([mutation], self.env.now() + SECONDS)
         return answer
 
-    async def set(self, row: str, value: int) -> None:
+    async def set(self, row: str, *values: int) -> None:
+        """Gives a row of each table these values, one after another."""
+        for value in values:
+            async with self.database.transaction() as tx:
+                await tx.set(row, VALUE, value)
+                await tx.set(row, REST, value)
+
+    async def delete(self, row: str) -> None:
+        """Deletes it from the first table."""
         async with self.database.transaction() as tx:
-            await tx.set(row, VALUE, value)
-            await tx.set(row, REST, value)
+            await tx.delete(row, VALUE)
+
+    async def seen(self, row: str, at: int | None = None) -> int | None:
+        async with self.database.snapshot(at=None if at is None else Timestamp(at)) as snapshot:
+            return await snapshot.get(row, VALUE)
+
+    def lock_before_a_change(self, row: bytes, start: int) -> None:
+        """The lock comes when the store is about to change the next row for somebody else."""
+
+        async def late() -> None:
+            self.store.before_change = None
+            await self.lock(row, ttl_milliseconds=600_000, start=start)
+
+        self.store.before_change = late
+
+    async def collect_one(self) -> Collected:
+        """Collects the first table, without looking for locks before."""
+        bounds, done = Bounds(await self.now(), await self.now()), Collected()
+        engine = self.database.internal.engine
+        alone = RowCollector(self.store, self.times, engine.world, engine.limits, share=1.0)
+        assert await alone.collect(await self.table_id(ONE), bounds, done) is None
+        return done
 
 
 @asynccontextmanager

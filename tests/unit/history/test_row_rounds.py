@@ -27,7 +27,6 @@ from percolator.protocol.steps import OWN_ROLLBACK
 from percolator.routing.cells import APPLIED, CellMutation, Refused
 from percolator.routing.ranges import TableRange
 from percolator.rowstore import adapter, collection
-from percolator.rowstore.collection import Bounds, Collected, RowCollector
 from percolator.rowstore.intents import Intent
 from percolator.rowstore.layout import WRITES
 from percolator.rowstore.port import RowChange, Sample, SetCell
@@ -50,13 +49,10 @@ async def test_old_versions_go_and_snapshots_that_need_them_are_refused(here: Si
     await here.set("b", 2)
     await here.history.collect(await here.decided(await here.now()))
     assert await here.cells(ONE, SPACE_WRITE) == 2
-    async with here.database.snapshot() as snapshot:
-        assert await snapshot.get("a", VALUE) == 2
-    async with here.database.snapshot(at=Timestamp(before)) as snapshot:
-        with pytest.raises(SnapshotTooOld, match="older than the history that is kept"):
-            await snapshot.get("a", VALUE)
-    async with here.database.snapshot(at=Timestamp(before)) as snapshot:
-        assert await snapshot.get("b", VALUE) is None, "nothing of this row was collected"
+    assert await here.seen("a") == 2
+    with pytest.raises(SnapshotTooOld, match="older than the history that is kept"):
+        await here.seen("a", before)
+    assert await here.seen("b", before) is None, "nothing of this row was collected"
     progress = here.history.tables[await here.table_id(ONE)]
     assert progress.collected.cells == 1
     assert progress.below > before
@@ -65,8 +61,7 @@ async def test_old_versions_go_and_snapshots_that_need_them_are_refused(here: Si
 async def test_a_row_that_was_deleted_tells_old_snapshots_so(here: Site) -> None:
     await here.set("a", 1)
     before = await here.now()
-    async with here.database.transaction() as tx:
-        await tx.delete("a", VALUE)
+    await here.delete("a")
     await here.history.collect(await here.decided(await here.now()))
     assert not await here.cells(ONE, SPACE_WRITE)
     async with here.database.snapshot(at=Timestamp(before)) as snapshot:
@@ -75,8 +70,7 @@ async def test_a_row_that_was_deleted_tells_old_snapshots_so(here: Site) -> None
 
 
 async def test_a_table_whose_history_is_kept_loses_nothing_but_its_old_locks(here: Site) -> None:
-    await here.set("a", 1)
-    await here.set("a", 2)
+    await here.set("a", 1, 2)
     await _leave_half_committed(here)
     assert await here.cells(OTHER, SPACE_LOCK) == 1
     await here.history.collect(await here.decided(await here.now(), keeping=[OTHER]))
@@ -89,8 +83,7 @@ async def test_a_table_whose_history_is_kept_loses_nothing_but_its_old_locks(her
 async def test_a_row_that_was_changed_by_hand_does_not_keep_other_tables_from_being_collected(
     here: Site,
 ) -> None:
-    await here.set("a", 1)
-    await here.set("a", 2)
+    await here.set("a", 1, 2)
     time = here.times.at_or_above(await here.now())
     changed = RowChange(b"b", (SetCell(WRITES, b"cvalue", time, b"short"),))
     await here.store.write(await here.table_id(ONE), [changed], SECONDS)
@@ -106,8 +99,7 @@ async def test_a_store_that_does_not_answer_ends_a_round_at_once(
     here: Site,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await here.set("a", 1)
-    await here.set("a", 2)
+    await here.set("a", 1, 2)
     decided = await here.decided(await here.now())
     tried: list[int] = []
 
@@ -125,8 +117,7 @@ async def test_an_older_lock_is_rolled_back_although_its_time_to_live_is_not_ove
     here: Site,
 ) -> None:
     """Otherwise, whoever goes on extending it could stop the collection of the whole store."""
-    await here.set("a", 1)
-    await here.set("a", 2)
+    await here.set("a", 1, 2)
     await here.lock(b"c", ttl_milliseconds=600_000)
     await here.history.collect(await here.decided(await here.now()))
     assert (await here.cells(ONE, SPACE_WRITE), await here.cells(OTHER, SPACE_LOCK)) == (1, 0)
@@ -134,33 +125,16 @@ async def test_an_older_lock_is_rolled_back_although_its_time_to_live_is_not_ove
 
 async def test_a_row_with_a_lock_that_came_late_is_left_alone(here: Site) -> None:
     """It was not there when locks were looked for: as if its prewrite had been late."""
-    await here.set("c", 1)
-    await here.set("c", 2)
+    await here.set("c", 1, 2)
     await here.lock(b"c", ttl_milliseconds=600_000)
-    table_id = await here.table_id(ONE)
-    bounds = Bounds(await here.now(), await here.now())
-    engine = here.database.internal.engine
-    done = Collected()
-    alone = RowCollector(here.store, here.times, engine.world, engine.limits, share=1.0)
-    assert await alone.collect(table_id, bounds, done) is None
+    done = await here.collect_one()
     assert (done.rows, done.cells, done.passed_over) == (1, 0, 1)
 
 
 async def test_a_lock_that_comes_between_the_reading_and_the_change_prevents_it(here: Site) -> None:
-    await here.set("c", 1)
-    await here.set("c", 2)
-    start = await here.now()
-    bounds = Bounds(await here.now(), await here.now())
-
-    async def late() -> None:
-        here.store.before_change = None
-        await here.lock(b"c", ttl_milliseconds=600_000, start=start)
-
-    here.store.before_change = late
-    engine = here.database.internal.engine
-    done = Collected()
-    alone = RowCollector(here.store, here.times, engine.world, engine.limits, share=1.0)
-    await alone.collect(await here.table_id(ONE), bounds, done)
+    await here.set("c", 1, 2)
+    here.lock_before_a_change(b"c", await here.now())
+    done = await here.collect_one()
     assert (done.cells, done.passed_over) == (0, 1)
     assert await here.cells(ONE, SPACE_WRITE) == 2
 
@@ -192,17 +166,14 @@ async def test_many_deletions_are_several_changes_and_the_deletion_of_the_cell_g
 ) -> None:
     monkeypatch.setattr(collection, "CHANGES_MAX", 4)
     async with site() as here:
-        for value in range(5):
-            await here.set("a", value)
-        async with here.database.transaction() as tx:
-            await tx.delete("a", VALUE)
+        await here.set("a", *range(5))
+        await here.delete("a")
         decided = await here.decided(await here.now(), keeping=[OTHER])
         here.store.changes_until_failure = 1
         with pytest.raises(PercolatorError, match="told to fail"):
             await here.history.collect(decided)
         assert 0 < await here.cells(ONE, SPACE_WRITE) < 6
-        async with here.database.snapshot() as snapshot:
-            assert await snapshot.get("a", VALUE) is None, "the deletion is still there"
+        assert await here.seen("a") is None, "the deletion is still there"
         here.store.changes_until_failure = None
         await here.history.collect(decided)
         assert not await here.cells(ONE, SPACE_WRITE)
@@ -211,8 +182,7 @@ async def test_many_deletions_are_several_changes_and_the_deletion_of_the_cell_g
 async def test_deletions_wait_for_the_observers_of_their_transaction(here: Site) -> None:
     await here.set("a", 1)
     await here.change_observers(add="observer")
-    async with here.database.transaction() as tx:
-        await tx.delete("a", VALUE)
+    await here.delete("a")
     decided = await here.decided(await here.now())
     await here.history.collect(decided)
     assert await here.cells(ONE, SPACE_WRITE) == 1, "the value is gone, the deletion is not"
@@ -269,11 +239,10 @@ async def test_what_was_seen_goes_with_a_deletion_for_which_nobody_waits(here: S
     await run_observers_async(here.database, [observer])
     await here.set("a", 2)
     await here.change_observers(remove="observer")
-    await _delete(here, "a")
+    await here.delete("a")
     await here.history.collect(await here.decided(await here.now()))
     assert not await here.cells(ONE, SPACE_WRITE)
-    async with here.database.snapshot() as snapshot:
-        assert await snapshot.get("a", VALUE) is None
+    assert await here.seen("a") is None
 
 
 async def _leave_half_committed(here: Site) -> None:
@@ -291,7 +260,7 @@ LONG = 600_000
 async def test_a_removed_observer_holds_up_no_deletion(here: Site) -> None:
     await here.set("a", 1)
     await here.change_observers(add="observer")
-    await _delete(here, "a")
+    await here.delete("a")
     await here.change_observers(remove="observer")
     await here.history.collect(await here.decided(await here.now()))
     assert not await here.cells(ONE, SPACE_WRITE)
@@ -352,11 +321,7 @@ async def test_a_lock_that_comes_before_the_marker_stays(here: Site) -> None:
     start = await here.now()
     await _announce(here, start)
 
-    async def late() -> None:
-        here.store.before_change = None
-        await here.lock(b"a", ttl_milliseconds=LONG, start=start)
-
-    here.store.before_change = late
+    here.lock_before_a_change(b"a", start)
     await here.history.awaited.oldest(await here.now())
     assert await here.cells(ONE, SPACE_LOCK) == 1
     assert len(await here.all_intents()) == 1
@@ -365,14 +330,7 @@ async def test_a_lock_that_comes_before_the_marker_stays(here: Site) -> None:
 async def test_an_observer_that_is_registered_meanwhile_is_awaited(here: Site) -> None:
     await _change_for_a_removed_observer(here)
 
-    async def register() -> None:
-        here.asked = again
-
-    async def again() -> None:
-        here.asked = None
-        await here.change_observers(add="observer")
-
-    here.asked = register
+    here.asked = [here.now, lambda: here.change_observers(add="observer")]
     await here.history.awaited.oldest(await here.now())
     assert len(await here.all_intents()) == 1
 
@@ -381,13 +339,10 @@ async def test_who_does_not_lead_any_more_clears_nothing(here: Site) -> None:
     """A later leader may have registered the observer."""
     await _change_for_a_removed_observer(here)
 
-    async def first() -> None:
-        here.asked = second
-
-    async def second() -> None:
+    async def fail() -> None:
         raise NotReady("another one leads")
 
-    here.asked = first
+    here.asked = [here.now, fail]
     with pytest.raises(NotReady, match="another one leads"):
         await here.history.awaited.oldest(await here.now())
     assert len(await here.all_intents()) == 1
@@ -397,11 +352,6 @@ async def _change_for_a_removed_observer(here: Site) -> None:
     await here.change_observers(add="observer")
     await here.set("a", 1)
     await here.change_observers(remove="observer")
-
-
-async def _delete(here: Site, row: str) -> None:
-    async with here.database.transaction() as tx:
-        await tx.delete(row, VALUE)
 
 
 async def _announce(here: Site, start: int) -> None:
@@ -463,8 +413,7 @@ async def test_stored_cells_of_each_space_are_listed_in_order(here: Site) -> Non
 
 
 async def test_stored_cells_do_not_include_notes_of_collection(here: Site) -> None:
-    await here.set("a", 1)
-    await here.set("a", 2)
+    await here.set("a", 1, 2)
     await here.history.collect(await here.decided(await here.now()))
     engine = here.database.internal.engine
     for table in (ONE, OTHER):

@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from percolator.errors import InvalidArgument, SnapshotTooOld, StoreUnusable, TabletMoved
+from percolator.errors import (
+    InvalidArgument,
+    PercolatorError,
+    SnapshotTooOld,
+    StoreUnusable,
+    TabletMoved,
+)
 from percolator.formats.records import RecordKind, acknowledgement_column
 from percolator.tablet import opening
 from percolator.tablet.cells import FEED_KEY, FORMAT_KEY, TIMESTAMP_MAX, F, LockMirror, split_change
@@ -82,6 +88,18 @@ def put_of(at: int, row: bytes, value: bytes | None) -> Change:
 
 def feed_keys(disk: DurableMemory) -> list[bytes]:
     return sorted(key for key in disk.durable if key.startswith(F))
+
+
+@asynccontextmanager
+async def between_two_pages(rig: Rig, error: type[PercolatorError]) -> AsyncIterator[None]:
+    """What happens after the first page of a scan, whose second one fails because of it."""
+    await rig.apply(*(written(b"%d" % n, n, n + 1, b"v") for n in range(1, 9)))
+    request = pb.ScanChangesRequest(target=TARGET, after=0, until=20, page_bytes_max=1)
+    pages = rig.tablet.scan_changes(request)
+    await anext(pages)
+    yield
+    with pytest.raises(error):
+        await anext(pages)
 
 
 # ---------------------------------------------------------------------------- what is in it
@@ -284,10 +302,9 @@ async def test_the_highest_number_is_no_time_until_which_changes_can_be_scanned(
     guard = TimestampGuard.by_own_clock(VirtualClock(asyncio.get_running_loop()))
     guard.heard(TIMESTAMP_MAX)
     rig = await fed(guard=guard)
-    with pytest.raises(InvalidArgument, match="until: expected less than"):
-        await changes(rig, 0, TIMESTAMP_MAX)
-    with pytest.raises(InvalidArgument, match="until: expected less than"):
-        await look(rig, 0, TIMESTAMP_MAX)
+    for ask in (changes, look):
+        with pytest.raises(InvalidArgument, match="until: expected less than"):
+            await ask(rig, 0, TIMESTAMP_MAX)
     assert (await changes(rig, 0, TIMESTAMP_MAX - 1)).changes == []
 
 
@@ -297,12 +314,10 @@ async def test_the_highest_number_is_no_time_until_which_changes_can_be_scanned(
 async def test_a_table_without_a_feed_has_format_1_and_refuses(disk: SlowDisk) -> None:
     rig = await Rig(disk=disk).open()
     await rig.apply(written(b"a", 5, 6, b"v"))
-    assert feed_keys(disk) == []
-    assert disk.durable[FORMAT_KEY] == b"1"
-    with pytest.raises(InvalidArgument, match="no change feed"):
-        await changes(rig, 0, 20)
-    with pytest.raises(InvalidArgument, match="no change feed"):
-        await look(rig, 0, 20)
+    assert (feed_keys(disk), disk.durable[FORMAT_KEY]) == ([], b"1")
+    for ask in (changes, look):
+        with pytest.raises(InvalidArgument, match="no change feed"):
+            await ask(rig, 0, 20)
 
 
 async def test_a_former_owner_does_not_say_that_a_table_has_no_feed() -> None:
@@ -315,15 +330,9 @@ async def test_a_former_owner_does_not_say_that_a_table_has_no_feed() -> None:
 
 
 async def test_a_former_owner_that_hears_of_a_switch_refuses_no_reader_for_it(rig: Rig) -> None:
-    await rig.apply(*(written(b"%d" % n, n, n + 1, b"v") for n in range(1, 9)))
-    pages = rig.tablet.scan_changes(
-        pb.ScanChangesRequest(target=TARGET, after=0, until=20, page_bytes_max=1)
-    )
-    await anext(pages)
-    await rig.tablet.set_schema_version(4, change_feed=False)
-    rig.owner = False
-    with pytest.raises(TabletMoved):
-        await anext(pages)
+    async with between_two_pages(rig, TabletMoved):
+        await rig.tablet.set_schema_version(4, change_feed=False)
+        rig.owner = False
 
 
 async def test_a_feed_that_is_switched_on_is_complete_from_the_newest_commit_on(
@@ -383,14 +392,17 @@ async def test_an_order_of_an_older_schema_does_not_switch_the_feed_off(
     assert [change.commit for change in (await changes(late, 0, 20)).changes] == [6]
 
 
-async def test_a_format_of_a_later_release_is_refused(rig: Rig, disk: SlowDisk) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [(FORMAT_KEY, b"4", "format b'4'"), (FEED_KEY, b"short", "change feed has 5 bytes")],
+    ids=["format", "feed"],
+)
+async def test_a_format_of_a_later_release_is_refused(
+    rig: Rig, disk: SlowDisk, key: bytes, value: bytes, reason: str
+) -> None:
     await rig.tablet.close()
-    disk.durable[FORMAT_KEY] = b"4"
-    with pytest.raises(StoreUnusable, match="format b'4'"):
-        await Rig(disk=disk).open()
-    disk.durable[FORMAT_KEY] = b"2"
-    disk.durable[FEED_KEY] = b"short"
-    with pytest.raises(StoreUnusable, match="change feed has 5 bytes"):
+    disk.durable[key] = value
+    with pytest.raises(StoreUnusable, match=reason):
         await Rig(disk=disk).open()
     assert opening.FORMAT == b"1"
 
@@ -405,10 +417,9 @@ async def test_what_is_below_the_safe_point_is_collected_and_refused(
     await rig.apply(written(b"a", 8, 9, b"w"))
     await collected(rig, 7)
     assert [split_change(key)[0] for key in feed_keys(disk)] == [9]
-    with pytest.raises(SnapshotTooOld):
-        await changes(rig, 6, 20)
-    with pytest.raises(SnapshotTooOld):
-        await look(rig, 6, 20)
+    for ask in (changes, look):
+        with pytest.raises(SnapshotTooOld):
+            await ask(rig, 6, 20)
     assert [change.commit for change in (await changes(rig, 7, 20)).changes] == [9]
     await collected(rig, 9)
     assert feed_keys(disk) == []
@@ -416,28 +427,16 @@ async def test_what_is_below_the_safe_point_is_collected_and_refused(
 
 
 async def test_a_scan_that_collection_overtakes_is_refused(rig: Rig) -> None:
-    await rig.apply(*(written(b"%d" % n, n, n + 1, b"v") for n in range(1, 9)))
-    request_pages = rig.tablet.scan_changes(
-        pb.ScanChangesRequest(target=TARGET, after=0, until=20, page_bytes_max=1)
-    )
-    await anext(request_pages)
-    await rig.tablet.raise_safe_points(SafePoints(5, 5))
-    with pytest.raises(SnapshotTooOld):
-        await anext(request_pages)
+    async with between_two_pages(rig, SnapshotTooOld):
+        await rig.tablet.raise_safe_points(SafePoints(5, 5))
 
 
 async def test_a_scan_of_a_tablet_that_is_closed_between_two_pages_is_sent_elsewhere(
     rig: Rig,
 ) -> None:
     """As when it is split or moved while the reader is busy with a page."""
-    await rig.apply(*(written(b"%d" % n, n, n + 1, b"v") for n in range(1, 9)))
-    pages = rig.tablet.scan_changes(
-        pb.ScanChangesRequest(target=TARGET, after=0, until=20, page_bytes_max=1)
-    )
-    await anext(pages)
-    await rig.tablet.close()
-    with pytest.raises(TabletMoved):
-        await anext(pages)
+    async with between_two_pages(rig, TabletMoved):
+        await rig.tablet.close()
 
 
 async def test_a_half_of_a_split_has_the_changes_of_its_rows_before_and_after_trimming(

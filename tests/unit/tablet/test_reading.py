@@ -57,6 +57,9 @@ from tests.unit.tablet.tablets import (
     written,
 )
 
+APART = put(WRITE, write_record(5, b"", RecordKind.PUT_IN_DATA), 6)
+"""A record whose value is apart from it."""
+
 
 async def lingering_rig(*mutations: pb.Mutation) -> tuple[Rig, asyncio.Task[Any]]:
     """Durable and visible in the storage, not yet known to the mirror."""
@@ -165,79 +168,66 @@ async def test_a_safe_point_raised_while_a_page_is_read_stops_the_page() -> None
 # ---------------------------------------------------------------- limits
 
 
-async def test_reads_that_do_not_fit_into_an_answer_are_refused_as_safe_to_repeat() -> None:
-    rig = await Rig(answer_bytes_max=250).open()
+@pytest.mark.parametrize(
+    ("answer_bytes_max", "change"),
+    [
+        (250, put(WRITE, write_record(5, b"v" * 100), 6)),
+        (250, APART),
+        (2500, put(LOCK, lock_record(10, b"v" * 1000))),
+    ],
+    ids=["values", "values apart from their records", "locks in the way"],
+)
+async def test_reads_that_do_not_fit_into_an_answer_are_refused_as_safe_to_repeat(
+    answer_bytes_max: int, change: pb.Change
+) -> None:
+    rig = await Rig(answer_bytes_max=answer_bytes_max).open()
     rows = [b"%d" % number for number in range(6)]
-    await rig.apply(*(written(row, 5, 6, b"v" * 100) for row in rows))
+    await rig.apply(*(mutation(row, change, put(DATA, b"v" * 100, 5)) for row in rows))
     reads = [pb.RowRead(row=row, columns=[COLUMN], timestamp=30) for row in rows]
     whole = pb.RowRead(row=b"0", all_columns=True, timestamp=30)
     result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[*reads, whole]))
-    assert list(result.found.reads) == [0, 1, 2]
-    assert [refused.read for refused in result.refused] == [3, 4, 5, 6]
-    assert all(refused.error.retry == 1 for refused in result.refused)  # SAFE
+    assert [*result.found.reads, *(lock.read for lock in result.locks)] == [0, 1, 2]
+    found = [(refused.read, refused.error.retry) for refused in result.refused]
+    assert found == [(3, 1), (4, 1), (5, 1), (6, 1)]  # SAFE
 
 
-async def test_values_apart_from_their_records_count_towards_the_size_of_an_answer() -> None:
-    rig = await Rig(answer_bytes_max=250, read_bytes_max=500).open()
-    record = put(WRITE, write_record(5, b"", RecordKind.PUT_IN_DATA), 6)
-    rows = [b"%d" % number for number in range(6)]
-    await rig.apply(*(mutation(row, record, put(DATA, b"v" * 100, 5)) for row in rows))
-    reads = [pb.RowRead(row=row, columns=[COLUMN], timestamp=30) for row in rows]
-    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=reads))
-    assert list(result.found.reads) == [0, 1, 2]
-    assert [refused.error.retry for refused in result.refused] == [1, 1, 1]  # SAFE
-    greedy = pb.RowRead(row=b"0", columns=[COLUMN] * 50, timestamp=30)
-    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[greedy]))
-    assert result.refused[0].error.invalid_argument.field == "reads[0]"
-
-
-async def test_locks_in_the_way_count_towards_the_size_of_an_answer() -> None:
-    rig = await Rig(answer_bytes_max=2500).open()
-    rows = [b"%d" % number for number in range(6)]
-    await rig.apply(*(prewrite(row, 10, b"v" * 1000) for row in rows))
-    reads = [pb.RowRead(row=row, columns=[COLUMN], timestamp=30) for row in rows]
-    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=reads))
-    assert [lock.read for lock in result.locks] == [0, 1, 2]
-    assert [refused.read for refused in result.refused] == [3, 4, 5]
-    assert all(refused.error.retry == 1 for refused in result.refused)  # SAFE
+async def wide_rig(columns: int) -> Rig:
+    """A row of one column, another whose value is apart from its record, and one of many."""
+    rig = await Rig(answer_bytes_max=250, read_bytes_max=500, slice_entries=3).open()
+    value = put(WRITE, write_record(5, b"v" * 100), 6)
+    wide = (mutation(b"wide", value, column=b"%02d" % number) for number in range(columns))
+    apart = mutation(b"apart", APART, put(DATA, b"v" * 100, 5))
+    await rig.apply(mutation(b"row", value), apart, *wide)
+    return rig
 
 
 async def test_one_read_cannot_ask_for_more_than_an_answer_may_hold() -> None:
     """The same large value, named ten thousand times, is a short request."""
-    rig = await Rig(answer_bytes_max=250, read_bytes_max=500, slice_entries=3).open()
-    columns = [b"%02d" % number for number in range(12)]
-    value = put(WRITE, write_record(5, b"v" * 100), 6)
-    await rig.apply(*(mutation(b"wide", value, column=column) for column in columns))
-    await rig.apply(written(b"row", 5, 6, b"v" * 100))
-    greedy = pb.RowRead(row=b"row", columns=[COLUMN] * 50, timestamp=30)
-    whole = pb.RowRead(row=b"wide", all_columns=True, timestamp=30)
-    for read in (greedy, whole):
+    rig = await wide_rig(12)
+    greedy = [pb.RowRead(row=row, columns=[COLUMN] * 50) for row in (b"row", b"apart")]
+    for read in (*greedy, pb.RowRead(row=b"wide", all_columns=True)):
+        read.timestamp = 30
         result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))
-        assert not result.found.values
         (refused,) = result.refused
-        assert refused.error.invalid_argument.field == "reads[0]"
-    fair = pb.RowRead(row=b"wide", columns=columns[:4], timestamp=30)
-    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[fair]))
-    assert len(result.found.values) == 4
+        assert (*result.found.values, refused.error.invalid_argument.field) == ("reads[0]",)
+    fair = await rig.read(b"wide", 30, *(b"%02d" % number for number in range(4)))
+    assert len(fair.found.values) == 4
 
 
-@pytest.mark.parametrize("whole_row", [False, True])
-async def test_a_read_that_only_fits_alone_is_asked_for_again(whole_row: bool) -> None:
+@pytest.mark.parametrize(
+    "wide",
+    [{"columns": [b"%02d" % number for number in range(4)]}, {"all_columns": True}],
+    ids=["columns", "whole row"],
+)
+async def test_a_read_that_only_fits_alone_is_asked_for_again(wide: dict[str, Any]) -> None:
     """As the row of a scan's page, it may be nearly as large as a message."""
-    rig = await Rig(answer_bytes_max=250, read_bytes_max=500, slice_entries=3).open()
-    columns = [b"%02d" % number for number in range(4)]
-    value = put(WRITE, write_record(5, b"v" * 100), 6)
-    await rig.apply(*(mutation(b"wide", value, column=column) for column in columns))
-    await rig.apply(written(b"row", 5, 6, b"v" * 100))
+    rig = await wide_rig(4)
     small = pb.RowRead(row=b"row", columns=[COLUMN], timestamp=30)
-    wide = pb.RowRead(row=b"wide", columns=columns, timestamp=30)
-    if whole_row:
-        wide = pb.RowRead(row=b"wide", all_columns=True, timestamp=30)
-    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[small, wide]))
+    large = pb.RowRead(row=b"wide", timestamp=30, **wide)
+    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[small, large]))
     assert list(result.found.reads) == [0]
-    (refused,) = result.refused
-    assert (refused.read, refused.error.retry) == (1, 1)  # SAFE
-    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[wide]))
+    assert [(refused.read, refused.error.retry) for refused in result.refused] == [(1, 1)]  # SAFE
+    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[large]))
     assert len(result.found.values) == 4
 
 
@@ -263,18 +253,10 @@ async def test_a_slice_of_a_walk_ends_by_its_bytes(monkeypatch: pytest.MonkeyPat
     storage = ValueCountingStorage(SlowDisk())
     rig = await Rig(storage=storage, answer_bytes_max=250, read_bytes_max=500).open()
     for number in range(40):
-        column = b"%02d" % number
-        await rig.apply(
-            mutation(
-                b"wide",
-                put(WRITE, write_record(5, b"", RecordKind.PUT_IN_DATA), 6),
-                put(DATA, b"v" * 100, 5),
-                column=column,
-            )
-        )
-    read = pb.RowRead(row=b"wide", all_columns=True, timestamp=30)
+        value = put(DATA, b"v" * 100, 5)
+        await rig.apply(mutation(b"wide", APART, value, column=b"%02d" % number))
     storage.values_read = 0
-    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))
+    result = await rig.read_row(b"wide", 30)
     assert [refused.read for refused in result.refused] == [0]
     assert storage.values_read < 10
 
@@ -318,37 +300,21 @@ async def test_an_unreadable_record_fails_the_request_and_not_the_tablet() -> No
     rig = await Rig(storage=storage).open()
     await rig.apply(written(b"a", 5, 6, b"value"))
     storage.damaged = True
-    with pytest.raises(StoreUnusable):
-        await rig.read(b"a", 30)
-    with pytest.raises(StoreUnusable):
-        await rig.scan(30)
+    for asking in (rig.read(b"a", 30), rig.scan(30)):
+        with pytest.raises(StoreUnusable):
+            await asking
     storage.damaged = False
     assert await rig.value(b"a", 30) == b"value"
     assert rig.closed == []
 
 
 async def test_a_write_record_without_its_value_is_reported(rig: Rig) -> None:
-    await rig.apply(mutation(b"a", put(WRITE, write_record(5, b"", RecordKind.PUT_IN_DATA), 6)))
+    await rig.apply(mutation(b"a", APART))
     with pytest.raises(InvariantViolation):
         await rig.read(b"a", 30)
 
 
 # ---------------------------------------------------------------- scans
-
-
-async def test_a_condition_that_fails_names_itself_and_its_cell(rig: Rig) -> None:
-    await rig.apply(prewrite(b"a", 10))
-    [result] = await rig.mutate(
-        mutation(
-            b"a",
-            conditions=[
-                condition(WRITE, pb.Condition.EXPECTATION_ABSENT),
-                condition(LOCK, pb.Condition.EXPECTATION_ABSENT),
-            ],
-        )
-    )
-    assert result.failed_condition == 1
-    assert result.cell == cells_pb2.Cell(space=LOCK, row=b"a", column=COLUMN, value=lock_record(10))
 
 
 @pytest.mark.parametrize("timestamps", [(0,), (30, 0), (0, 30)])
@@ -670,51 +636,45 @@ async def rig_with(*columns: bytes) -> Rig:
     return rig
 
 
-async def read_all(rig: Rig) -> pb.ReadBatchResult:
-    read = pb.RowRead(row=b"r", all_columns=True, timestamp=9)
-    return await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))
+async def seen(rig: Rig, *columns: bytes) -> tuple[list[bytes], int]:
+    """The values of the row, and how many locks are in the way: the same to reads and scans."""
+    read = await (rig.read(b"r", 9, *columns) if columns else rig.read_row(b"r", 9))
+    for reverse in (False, True):
+        (page,) = await rig.scan(9, columns=columns, reverse=reverse)
+        assert not page.HasField("rest")
+        assert (page.found.values, len(page.locks)) == (read.found.values, len(read.locks))
+    return list(read.found.values), len(read.locks)
 
 
 async def test_all_columns_means_all_but_the_reserved_ones() -> None:
     rig = await rig_with(b"", RESERVED, b"\0", VISIBLE, b"a\0")
-    assert list((await read_all(rig)).found.columns) == [b"", VISIBLE, b"a\0"]
-    for reverse in (False, True):
-        (page,) = await rig.scan(9, reverse=reverse)
-        assert list(page.found.columns) == [b"", VISIBLE, b"a\0"]
+    assert await seen(rig) == ([b"", VISIBLE, b"a\0"], 0)
+    assert list((await rig.read_row(b"r", 9)).found.columns) == [b"", VISIBLE, b"a\0"]
 
 
 async def test_a_row_with_only_reserved_columns_is_not_a_row() -> None:
     rig = await rig_with(RESERVED)
-    assert not (await read_all(rig)).found.columns
-    (page,) = await rig.scan(9)
-    assert not page.found.rows
-    assert not page.HasField("rest")
+    assert await seen(rig) == ([], 0)
+    assert not (await rig.scan(9))[0].found.rows
 
 
 async def test_a_read_that_names_a_reserved_column_gets_it() -> None:
-    rig = await rig_with(RESERVED, VISIBLE)
-    assert list((await rig.read(b"r", 9, RESERVED)).found.values) == [RESERVED]
-    (page,) = await rig.scan(9, columns=[RESERVED])
-    assert list(page.found.values) == [RESERVED]
+    assert await seen(await rig_with(RESERVED, VISIBLE), RESERVED) == ([RESERVED], 0)
 
 
 async def test_a_lock_on_a_reserved_column_blocks_only_reads_that_name_it() -> None:
     """Otherwise, scans over rows with active observers would wait for their acknowledgements."""
     rig = await rig_with(VISIBLE)
     await rig.apply(mutation(b"r", put(LOCK, lock_record(4)), column=RESERVED))
-    assert not (await read_all(rig)).locks
-    (page,) = await rig.scan(9)
-    assert not page.locks
-    assert len((await rig.read(b"r", 9, RESERVED)).locks) == 1
-    (page,) = await rig.scan(9, columns=[RESERVED])
-    assert len(page.locks) == 1
+    assert await seen(rig) == ([VISIBLE], 0)
+    assert await seen(rig, RESERVED) == ([], 1)
 
 
 async def test_many_versions_of_reserved_columns_do_not_end_a_page_early() -> None:
     rig = await rig_with(VISIBLE)
-    for at in range(10, 60, 2):
-        await rig.apply(mutation(b"r", put(WRITE, write_record(at), at + 1), column=RESERVED))
-    assert list((await read_all(rig)).found.columns) == [VISIBLE]
+    versions = [put(WRITE, write_record(at), at + 1) for at in range(10, 60, 2)]
+    await rig.apply(mutation(b"r", *versions, column=RESERVED))
+    assert await seen(rig) == ([VISIBLE], 0)
 
 
 def test_programs_cannot_name_a_reserved_column() -> None:
