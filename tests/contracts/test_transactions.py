@@ -216,8 +216,7 @@ def test_a_serializable_function_runs_again_and_joins_only_serializable_transact
         tx.set(target, accounts.balance, value)
 
     copy(db, "x", "y")
-    assert runs == [True, True]
-    assert db.get("y", accounts.balance) == 7
+    assert (runs, db.get("y", accounts.balance)) == ([True, True], 7)
     with db.transaction(serializable=True) as tx:
         copy(tx, "y", "z")
     with db.transaction() as tx, pytest.raises(UsageError, match="copy is serializable, and"):
@@ -283,8 +282,7 @@ def test_a_transactional_function_joins_the_transaction_that_it_is_called_with(
     with db.transaction() as tx:
         assert put(tx, "a", 1) == "a"
         tx.rollback()
-    assert put(db, "b", 2) == "b"
-    assert put(db, row="c", amount=3) == "c"
+    assert (put(db, "b", 2), put(db, row="c", amount=3)) == ("b", "c")
     assert [row.key for row in db.snapshot().scan(accounts.table)] == ["b", "c"]
 
 
@@ -720,8 +718,7 @@ def test_observers_hold_read_locks_and_are_not_woken_by_them() -> None:
         with db.transaction() as tx:
             tx.lock("a", name, shared=True)
         run_observers(db, [label])
-        assert sorted(woken) == ["a", "b", "hub"]
-        assert db.get("a", note) == "hub: a"
+        assert (sorted(woken), db.get("a", note)) == (["a", "b", "hub"], "hub: a")
 
 
 # Columns whose values expire, as programs use them.

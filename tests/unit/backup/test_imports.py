@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
@@ -120,6 +121,11 @@ def directory(tmp_path: Path) -> Path:
 
 class Interrupted(Exception):
     """Stands in for anything that ends a process."""
+
+
+def refusing(code: int) -> Any:
+    """Stands in for a call to the system that fails."""
+    return Mock(side_effect=OSError(code, os.strerror(code)))
 
 
 async def exported(database: Database, directory: Path, *tables: Table[str]) -> None:
@@ -308,12 +314,8 @@ async def test_a_log_that_cannot_be_deleted_does_not_fail_the_import(
 ) -> None:
     """As where the file system has become read-only meanwhile."""
     await exported(at.database, directory, *TABLES)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", refuse)
+        patch.setattr(Path, "unlink", refusing(errno.EROFS))
         await importer.import_tables(at.database, directory)
     assert "import.log, which is not needed any more, cannot be deleted" in caplog.text
     assert await rows_of(at.database, B) == ROWS
@@ -369,13 +371,10 @@ NOTED = LoadTimestamps(3, 4)
 def test_an_import_whose_disk_is_full_goes_on_and_can_be_resumed_from_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with open_log(tmp_path) as log:
         log.begun("t", NOTED)
         log.loaded("t", "t/part-00000.jsonl")
-        monkeypatch.setattr(os, "fsync", refuse)
+        monkeypatch.setattr(os, "fsync", refusing(errno.ENOSPC))
         log.loaded("t", "t/part-00001.jsonl")
         log.loaded("t", "t/part-00002.jsonl")
         assert len(log.tables["t"].parts) == 3
@@ -392,12 +391,9 @@ def test_an_import_whose_disk_is_full_goes_on_and_can_be_resumed_from_before(
 def test_an_import_whose_disk_was_full_leaves_no_log_once_it_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     with open_log(tmp_path) as log:
         with monkeypatch.context() as failing:
-            failing.setattr(os, "fsync", refuse)
+            failing.setattr(os, "fsync", refusing(errno.EIO))
             log.begun("t", NOTED)
         log.remove(["t"])
     assert list(tmp_path.iterdir()) == []
@@ -425,10 +421,7 @@ def test_a_log_is_locked_on_nfs_too_which_locks_only_what_is_open_for_writing(
 def test_a_file_system_without_locks_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refusing(errno.ENOLCK))
     with (
         pytest.raises(InvalidArgument, match=r"import\.log cannot be locked: .*No locks available"),
         open_log(tmp_path),
@@ -469,13 +462,18 @@ def places(record: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
             yield from places(record[key], (*above, key))
 
 
+def inside_of(record: Any, place: tuple[Any, ...]) -> Any:
+    """What holds the entry at this place."""
+    for key in place[:-1]:
+        record = record[key]
+    return record
+
+
 def edited(record: dict[str, Any], place: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
     """The record without this entry, and with others in its place."""
     for other in (KeyError, *OTHERS):
         changed = copy.deepcopy(record)
-        inside: Any = changed
-        for key in place[:-1]:
-            inside = inside[key]
+        inside = inside_of(changed, place)
         if other is KeyError:
             del inside[place[-1]]
         else:
@@ -530,10 +528,7 @@ def test_an_edited_manifest_is_refused_or_everything_in_it_can_be_asked_for(
 def test_a_refusal_names_the_entry_of_a_manifest(
     manifest: dict[str, Any], tmp_path: Path, place: tuple[Any, ...], value: object, said: str
 ) -> None:
-    inside: Any = manifest["tables"][0]
-    for key in place[:-1]:
-        inside = inside[key]
-    inside[place[-1]] = value
+    inside_of(manifest["tables"][0], place)[place[-1]] = value
     with pytest.raises(DamagedExport, match=f"is not the record of an export: {said}"):
         export_files.read_export(signed(tmp_path / "edited.json", manifest))
 
@@ -594,6 +589,12 @@ async def exported_queue(mails: ExportQueue[str, int], values: Iterable[int], pa
         await export(database, path)
 
 
+async def taken_by(at: Any, mails: ExportQueue[str, Any], most: int) -> Sequence[Entry[str, Any]]:
+    """What one run takes from the queue, whose keys are all in one bucket."""
+    async with at.database.transaction() as tx:
+        return await mails._take(tx, mails._rows.bucket(mails.key_bytes("ann")), most)
+
+
 async def test_what_is_put_while_they_get_their_numbers_comes_after_them(tmp_path: Path) -> None:
     """Its commit is older than that of the run that gives the numbers."""
     mails = ExportQueue("mails", key=codecs.text, value=codecs.integer, buckets=1)
@@ -612,11 +613,8 @@ async def test_what_is_put_while_they_get_their_numbers_comes_after_them(tmp_pat
             sent += taken
         async with at.database.snapshot() as snapshot:
             left = await mails.pending(snapshot)
-        assert [one.value for one in sent] == list(range(len(sent)))
-        assert len(sent) == 4
-        assert left == 2
-        async with at.database.transaction() as tx:
-            sent += await mails._take(tx, bucket, 100)
+        assert ([one.value for one in sent], left) == ([0, 1, 2, 3], 2)
+        sent += await taken_by(at, mails, 100)
     assert [one.value for one in sent] == list(range(6))
     assert [one.sequence for one in sent] == sorted({one.sequence for one in sent})
 
@@ -626,19 +624,16 @@ async def test_queues_that_are_imported_twice_keep_their_order(tmp_path: Path) -
     mails = ExportQueue("mails", key=codecs.text, value=codecs.integer, buckets=1)
     await exported_queue(mails, range(5), tmp_path / "first")
 
-    bucket = mails._rows.bucket(mails.key_bytes("ann"))
     async with loading() as at:
         await importer.import_tables(at.database, tmp_path / "first")
-        async with at.database.transaction() as tx:
-            assert await mails._take(tx, bucket, 2) == []
+        assert await taken_by(at, mails, 2) == []
         await export(at.database, tmp_path / "second")
 
     sent: list[Entry[str, int]] = []
     async with loading() as at:
         await importer.import_tables(at.database, tmp_path / "second")
         for _ in range(6):
-            async with at.database.transaction() as tx:
-                sent += await mails._take(tx, bucket, 2)
+            sent += await taken_by(at, mails, 2)
     assert [one.value for one in sent] == list(range(5))
     assert [one.sequence for one in sent] == sorted({one.sequence for one in sent})
 
@@ -656,19 +651,14 @@ async def test_many_keys_with_few_imported_entries_take_few_runs(
                     await mails.put(tx, f"{number}", value * 10)
         await export(database, tmp_path / "export")
 
-    bucket = mails._rows.bucket(mails.key_bytes("0"))
     async with loading() as at:
         await importer.import_tables(at.database, tmp_path / "export")
-        taken = []
-        for _ in range(4):
-            async with at.database.transaction() as tx:
-                taken.append(len(await mails._take(tx, bucket, 50)))
-        assert taken == [0, 50, 0, 30]
+        assert [len(await taken_by(at, mails, 50)) for _ in range(4)] == [0, 50, 0, 30]
 
     monkeypatch.setattr(export_queue, "BATCH_BYTES", 100)
     async with loading() as at:
         await importer.import_tables(at.database, tmp_path / "export")
         async with at.database.transaction() as tx:
-            assert await mails._take(tx, bucket, 50) == []
+            assert await mails._take(tx, mails._rows.bucket(mails.key_bytes("0")), 50) == []
             written = [write for kind, write in tx.internal.writes.cells.values() if write]
         assert len(written) == 12

@@ -105,21 +105,15 @@ async def test_an_account_that_is_refused_twice_is_reported(over: Connected) -> 
     ] * 2
 
 
-async def test_only_a_trusted_server_is_given_a_token(over: Connected) -> None:
-    network = BigtableNetwork(Tokens(over.account))
-    store = BigtableStore(network, over.place)
-    with pytest.raises(Unavailable):
-        await store.read(TABLE, [b"row"], (Selection(WRITES),), 5.0)
-    await network.close()
+async def test_only_a_trusted_server_is_given_a_token_and_none_takes_plain_text(
+    over: Connected,
+) -> None:
+    for network in (BigtableNetwork(Tokens(over.account)), BigtableNetwork()):
+        store = BigtableStore(network, over.place)
+        with pytest.raises(Unavailable):
+            await store.read(TABLE, [b"row"], (Selection(WRITES),), 5.0)
+        await network.close()
     assert len(over.service.calls) == 1
-
-
-async def test_a_server_with_tls_takes_no_plain_text(over: Connected) -> None:
-    network = BigtableNetwork()
-    store = BigtableStore(network, over.place)
-    with pytest.raises(Unavailable):
-        await store.read(TABLE, [b"row"], (Selection(WRITES),), 5.0)
-    await network.close()
 
 
 async def test_another_connection_is_opened_when_one_is_full_and_not_before(
@@ -176,12 +170,14 @@ async def test_the_message_of_the_service_reaches_the_caller(over: Connected) ->
 async def test_keys_and_values_above_the_limits_are_refused_before_they_are_sent(
     over: Connected,
 ) -> None:
-    with pytest.raises(InvalidArgument, match=r"row: has 4,097 bytes.* at most 4,096"):
-        await over.put(b"r" * 4097)
-    with pytest.raises(InvalidArgument, match="row: has 4,097 bytes"):
-        await over.store.read(TABLE, [b"r" * 4097], (Selection(WRITES),), SECONDS)
-    with pytest.raises(InvalidArgument, match="value: has 104,857,601 bytes"):
-        await over.put(b"row", bytes(100 * 1024 * 1024 + 1))
+    long, selected = b"r" * 4097, (Selection(WRITES),)
+    for call, said in (
+        (over.put(long), "row: has 4,097 bytes.* at most 4,096"),
+        (over.store.read(TABLE, [long], selected, SECONDS), "row: has 4,097 bytes"),
+        (over.put(b"row", bytes(100 * 1024 * 1024 + 1)), "value: has 104,857,601 bytes"),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
+            await call
     assert [name for name, _ in over.service.calls] == ["CreateTable"]
     assert await over.put(b"r" * 4096)
 
@@ -445,10 +441,10 @@ async def test_a_repeated_call_has_the_time_that_is_left(monkeypatch: pytest.Mon
     refusing = RefusingChannel()
     over = network(refusing, monkeypatch)
     change = over.unary("bigtable:443", CHECK_AND_MUTATE_ROW)
-    with pytest.raises(Unauthenticated):
-        await change(pb.BigtableCheckAndMutateRowRequest(table_name="t"), SECONDS)
-    with pytest.raises(Unauthenticated):
-        await read_into([], over)
+    request = pb.BigtableCheckAndMutateRowRequest(table_name="t")
+    for call in (change(request, SECONDS), read_into([], over)):
+        with pytest.raises(Unauthenticated):
+            await call
     assert refusing.given_seconds == [SECONDS, SECONDS - TOOK_SECONDS] * 2
     await over.close()
 

@@ -101,8 +101,7 @@ async def test_one_message_commits_and_leaves_no_locks(here: World, client: Clie
     start = await client.start_timestamp()
     commit = client.commit(start, WRITES, statistics=statistics, two_phases=False)
     at = await commit.run(client.deadline())
-    assert statistics.round_trips == 1
-    assert client.network.steps == []
+    assert (statistics.round_trips, client.network.steps) == (1, [])
     assert [here.store.commits(cell)[0][0] for cell in WRITES] == [at, at]
     assert here.store.lock_of(A) is None
     await settled(client)
@@ -473,8 +472,7 @@ async def test_another_write_set_under_the_same_start_is_noticed(client: Client)
 async def test_locks_commit_in_one_round_too(here: World, client: Client) -> None:
     await (await _commit(client, {A: (KIND_LOCK_ONLY, b"")})).run(client.deadline())
     ((_, record),) = here.store.commits(A)
-    assert record.kind == KIND_LOCK_ONLY
-    assert client.network.steps == []
+    assert (record.kind, client.network.steps) == (KIND_LOCK_ONLY, [])
 
 
 async def test_what_was_sent_is_settled_for_a_caller_who_was_cancelled(

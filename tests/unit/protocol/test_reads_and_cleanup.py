@@ -126,8 +126,7 @@ async def test_locks_with_one_primary_are_settled_together(here: World, reader: 
     await left_behind(here, A, *cells, committed=True)
     timestamp = await reader.start_timestamp()
     answer, _, statistics = await whole_row(reader, timestamp)
-    assert len(answer.found) == 10
-    assert statistics.round_trips == 1
+    assert (len(answer.found), statistics.round_trips) == (10, 1)
     await settled(reader)
     assert not any(here.store.lock_of(cell) for cell in cells)
     assert len([step for step in reader.network.steps if not step.message().changes]) == 1

@@ -81,8 +81,7 @@ async def test_a_further_call_carries_as_many_rows_as_those_in_flight() -> None:
 
     await asyncio.gather(*(one(i) for i in range(30)))
     sizes = [len(batch.mutations) for call in server.mutate_calls for batch in call.batches]
-    assert sizes[:5] == [1, 1, 2, 4, 8]
-    assert sum(sizes) == 30
+    assert (sizes[:5], sum(sizes)) == ([1, 1, 2, 4, 8], 30)
     assert (
         cluster.clock.monotonic_seconds() < 2.5
     )  # rows that waited for a call left with the next one
@@ -433,8 +432,7 @@ async def test_a_mutation_without_an_answer_is_left_to_its_sender(server: Server
     server.answers_lost = True
     cluster = _cluster(server)
     (answer,) = await cluster.router.mutate([step(b"a")], cluster.deadline())
-    assert failure(answer) == (Unavailable, Retry.UNKNOWN)
-    assert len(server.mutate_calls) == 1
+    assert (failure(answer), len(server.mutate_calls)) == ((Unavailable, Retry.UNKNOWN), 1)
 
 
 async def test_a_silent_server_leaves_a_mutation_unknown() -> None:

@@ -64,9 +64,13 @@ class Group:
     async def made(self, *mutations: Mutation) -> list[Answer]:
         return await self.groups.mutate_together(TABLE, mutations, self.rows.deadline)
 
-    async def begin(self, number: int, min_commit: int = 0) -> list[Answer]:
-        step = steps.prewrite(ROW, _column(number), at(number), _lock(number, min_commit), None)
-        return await self.made(steps.require_open(ROW, CLOSED, BEGAN), step)
+    async def begin(self, *numbers: int, min_commit: int = 0) -> list[Answer]:
+        answers: list[Answer] = []
+        for number in numbers:
+            lock = _lock(number, min_commit)
+            step = steps.prewrite(ROW, _column(number), at(number), lock, None)
+            answers += await self.made(steps.require_open(ROW, CLOSED, BEGAN), step)
+        return answers
 
     async def commit(self, numbers: Sequence[int], commit: int = COMMIT) -> list[Answer]:
         record = WRITE_HEADER.pack(BEGAN, KIND_LOCK_ONLY)
@@ -130,8 +134,7 @@ def _conditions(answers: Sequence[Answer]) -> list[int | None]:
 async def test_all_parts_are_committed_at_one_moment_and_nothing_is_left_but_records(
     group: Group,
 ) -> None:
-    for number in (10, 11, 12):
-        assert await group.begin(number) == [APPLIED] * 2
+    assert await group.begin(10, 11, 12) == [APPLIED] * 6
     assert await group.commit([10, 12]) == [APPLIED] * 3
     columns = [b"c" + one for one in (_column(10), _column(12), CLOSED)]
     assert group.stored() == [("l", b"c" + _column(11)), *(("o", one) for one in sorted(columns))]
@@ -139,8 +142,7 @@ async def test_all_parts_are_committed_at_one_moment_and_nothing_is_left_but_rec
 
 @pytest.mark.parametrize("lost", [10, 11, 12])
 async def test_none_is_committed_if_one_was_rolled_back(group: Group, lost: int) -> None:
-    for number in (10, 11, 12):
-        await group.begin(number)
+    await group.begin(10, 11, 12)
     await group.roll_back(_column(lost), at(lost))
     answers = await group.commit([10, 11, 12])
     expected = [steps.OWN_ROLLBACK if number == lost else None for number in (10, 11, 12)]
@@ -150,8 +152,7 @@ async def test_none_is_committed_if_one_was_rolled_back(group: Group, lost: int)
 
 async def test_a_lock_of_another_attempt_does_not_stand_for_one_that_is_lost(group: Group) -> None:
     """There are as many locks in the row as parts to commit."""
-    for number in (10, 11, 13):
-        await group.begin(number)
+    await group.begin(10, 11, 13)
     await group.roll_back(_column(11), at(11))
     assert _conditions(await group.commit([10, 11])) == [None, None, steps.OWN_ROLLBACK]
 
@@ -184,8 +185,7 @@ async def test_after_the_end_nothing_begins_and_nothing_is_committed(group: Grou
 
 
 async def test_a_commit_that_is_repeated_finds_itself(group: Group) -> None:
-    await group.begin(10)
-    await group.begin(11)
+    await group.begin(10, 11)
     await group.commit([10, 11])
     answers = await group.commit([10, 11])
     assert _conditions(answers) == [steps.OWN_COMMIT] * 3
@@ -196,8 +196,7 @@ async def test_a_commit_that_is_repeated_finds_itself(group: Group) -> None:
 
 
 async def test_what_is_committed_is_not_committed_again_with_other_parts(group: Group) -> None:
-    await group.begin(10)
-    await group.begin(11)
+    await group.begin(10, 11)
     await group.commit([10])
     assert _conditions(await group.commit([11], COMMIT + 64)) == [steps.OWN_COMMIT, None]
 
@@ -229,8 +228,7 @@ async def test_a_proof_is_no_cell_of_the_transactions(group: Group) -> None:
 async def test_as_many_parts_as_a_check_can_describe_and_no_more(group: Group) -> None:
     most = group.rows.store.ranges_max
     numbers = range(START, START + most)
-    for number in numbers:
-        await group.begin(number)
+    await group.begin(*numbers)
     assert await group.commit(numbers) == [APPLIED] * (most + 1)
     with pytest.raises(UsageError, match=f"at most {most} parts .* and this one has {most + 1}"):
         await group.commit(range(START, START + most + 1))
@@ -399,9 +397,13 @@ async def rows() -> AsyncIterator[ModelStore]:
     yield await with_intents(await ModelStore().opened())
 
 
-def notifications_of(rows: ModelStore, intents: Intents) -> IntentNotifications:
+def notifications_of(
+    rows: ModelStore, intents: Intents, cells: object = None
+) -> IntentNotifications:
     now = rows.clock.monotonic_seconds
-    env = cast("Any", SimpleNamespace(limits=rows.limits, deadline=lambda: now() + 5.0))
+    env: Any = SimpleNamespace(
+        limits=rows.limits, cells=cells, now=now, deadline=lambda: now() + 5.0
+    )
     return IntentNotifications(rows.world, env, cast("Any", None), intents)
 
 
@@ -528,15 +530,7 @@ async def test_a_cell_that_was_locked_since_the_worker_looked_keeps_its_lock(
     intent = INTENTS[2]
     prewrite = steps.prewrite(intent.row, intent.column, intent.timestamp, lock_of(intent), None)
     cells = PrewrittenMeanwhile(rows, CellMutation(TABLE, prewrite))
-    env = SimpleNamespace(
-        limits=rows.limits,
-        cells=cells,
-        now=rows.clock.monotonic_seconds,
-        deadline=lambda: rows.clock.monotonic_seconds() + 5.0,
-    )
-    notifications = IntentNotifications(
-        rows.world, cast("Any", env), cast("Any", None), rows.intents
-    )
+    notifications = notifications_of(rows, rows.intents, cells)
     await notifications._mark_dead(await notifications._fates.judge([intent]))
     await rows.clock.sleep(_NO_TRACE_SECONDS)
     judged = await notifications._fates.judge([intent])
@@ -546,8 +540,7 @@ async def test_a_cell_that_was_locked_since_the_worker_looked_keeps_its_lock(
     assert isinstance(found, Refused)
     assert found.cell is not None
     assert found.cell.value == lock_of(intent)
-    assert not judged.rolled_back
-    assert not judged.committed
+    assert not [*judged.rolled_back, *judged.committed]
 
 
 class Silent:
@@ -559,15 +552,7 @@ class Silent:
 
 async def test_a_survey_that_cannot_look_into_a_cell_fails(rows: ModelStore) -> None:
     """Otherwise, `wait_for_observers` would return while the cell's change waits."""
-    env = SimpleNamespace(
-        limits=rows.limits,
-        cells=Silent(),
-        now=rows.clock.monotonic_seconds,
-        deadline=lambda: rows.clock.monotonic_seconds() + 5.0,
-    )
-    notifications = IntentNotifications(
-        rows.world, cast("Any", env), cast("Any", None), rows.intents
-    )
+    notifications = notifications_of(rows, rows.intents, Silent())
     with pytest.raises(ExecutionUnknown, match="no answer"):
         await surveyed(notifications, locks_before=at(9))
 

@@ -52,6 +52,14 @@ async def begun(load: RowLoad, *rows: str, value: str = "1") -> LoadTimestamps:
     return timestamps
 
 
+async def loaded(at: Loading, *rows: str, value: str = "1") -> tuple[RowLoad, LoadTimestamps]:
+    """A load of these rows that is complete."""
+    load = load_of(at)
+    timestamps = await begun(load, *rows, value=value)
+    await load.finish(timestamps)
+    return load, timestamps
+
+
 async def rows_of(at: Loading, table: Table[str] = T) -> dict[str, str]:
     column = table.column("v", codecs.text)
     async with at.database.snapshot() as snapshot:
@@ -149,8 +157,7 @@ async def test_an_abandoned_load_leaves_nothing(at: Loading) -> None:
     assert not await load_of(at).undo(timestamps)
     await at.cluster.remove_dropped()
     assert not at.cluster.kept.current.tables
-    load = load_of(at)
-    await load.finish(await begun(load, "b"))
+    await loaded(at, "b")
     assert await load_of(at).abandon()
     assert await rows_of(at) == {"b": "1"}
 
@@ -159,12 +166,13 @@ async def test_a_run_from_the_future_is_refused(at: Loading) -> None:
     """Otherwise no load could begin until the oracle has come there."""
     future = at.cluster.newest_timestamp + (3_600_000 << SEQUENCE_BITS)
     table = pb.CreateTableRequest(name="t")
-    with pytest.raises(InvalidArgument, match="run: expected a timestamp that the oracle has"):
-        await at.cluster.begin_load(pb.BeginLoadRequest(table=table, load="load", run=future))
-    with pytest.raises(InvalidArgument, match="run: expected a timestamp that the oracle has"):
-        await at.cluster.abandon_load(pb.AbandonLoadRequest(table="t", load="load", run=future))
-    load = load_of(at)
-    await load.finish(await begun(load, "a"))
+    for asking in (
+        at.cluster.begin_load(pb.BeginLoadRequest(table=table, load="load", run=future)),
+        at.cluster.abandon_load(pb.AbandonLoadRequest(table="t", load="load", run=future)),
+    ):
+        with pytest.raises(InvalidArgument, match="run: expected a timestamp that the oracle has"):
+            await asking
+    await loaded(at, "a")
     assert await rows_of(at) == {"a": "1"}
 
 
@@ -199,10 +207,9 @@ async def test_a_table_that_exists_is_not_loaded(at: Loading) -> None:
 async def test_a_table_that_is_being_loaded_is_not_created(at: Loading) -> None:
     load = load_of(at)
     timestamps = await begun(load, "a")
-    with pytest.raises(InvalidArgument, match="'t' is being loaded by the bulk load 'load'"):
-        await at.database.create_table(T)
-    with pytest.raises(InvalidArgument, match="'t' is being loaded by the bulk load 'load'"):
-        await load_of(at, "another").begin()
+    for beginning in (at.database.create_table(T), load_of(at, "another").begin()):
+        with pytest.raises(InvalidArgument, match="'t' is being loaded by the bulk load 'load'"):
+            await beginning
     await load.finish(timestamps)
     with pytest.raises(TableExists) as refused:
         await load_of(at, "another").begin()
@@ -210,10 +217,12 @@ async def test_a_table_that_is_being_loaded_is_not_created(at: Loading) -> None:
 
 
 async def test_what_cannot_be_loaded_is_refused(at: Loading) -> None:
-    with pytest.raises(UsageError, match="a whole table is loaded in bulk, not a range"):
-        RowLoad(at.database, LoadPlan("t", "load", start=b"a", end=b"", notify=False))
-    with pytest.raises(UsageError, match="which has no observers to notify"):
-        RowLoad(at.database, LoadPlan("t", "load", start=b"", end=b"", notify=True))
+    for start, notify, what in (
+        (b"a", False, "a whole table is loaded in bulk, not a range"),
+        (b"", True, "which has no observers to notify"),
+    ):
+        with pytest.raises(UsageError, match=what):
+            RowLoad(at.database, LoadPlan("t", "load", start=start, end=b"", notify=notify))
     plan = LoadPlan("t", "load", start=b"", end=b"", notify=False)
     for options, what in (
         (pb.TableOptions(change_feed=True), "have no change feeds"),
@@ -243,8 +252,7 @@ async def test_a_call_without_an_answer_is_made_again(
             raise ExecutionUnknown("the answer was lost")
 
     monkeypatch.setattr(at.store, "write", write)
-    load = load_of(at)
-    await load.finish(await begun(load, "a"))
+    await loaded(at, "a")
     assert lost == [0]
     assert await rows_of(at) == {"a": "1"}
 
@@ -302,9 +310,7 @@ async def test_a_load_may_be_repeated_however_often_it_has_failed(
 
 async def delete_and_collect(at: Loading) -> RowLoader:
     """Loads, deletes and collects a row; then a late call of the load comes."""
-    load = load_of(at)
-    timestamps = await begun(load, "a", "b", "c", value=LONG)
-    await load.finish(timestamps)
+    load, timestamps = await loaded(at, "a", "b", "c", value=LONG)
     async with at.database.transaction() as tx:
         await tx.delete("a", V)
         await tx.set("b", V, "new")
@@ -330,8 +336,7 @@ async def test_without_the_deletion_it_would_come_back(monkeypatch: pytest.Monke
 
 
 async def test_deletions_in_other_rows_of_a_loaded_table_are_collected(at: Loading) -> None:
-    load = load_of(at)
-    await load.finish(await begun(load, "a"))
+    await loaded(at, "a")
     async with at.database.transaction() as tx:
         await tx.set("x", V, "1")
     async with at.database.transaction() as tx:

@@ -107,11 +107,7 @@ class Stage:
         self.handler = Handler()
         self.server = SimulatedProcess(SERVER, self.wire, self.random)
         self.client = SimulatedProcess(CLIENT, self.wire, self.random)
-        self.server.start(self._serve)
-
-    async def _serve(self, incarnation: Incarnation) -> None:
-        incarnation.listen(services(self.handler))
-        await asyncio.Event().wait()
+        self.server.start(serving(self.handler))
 
     def run(self, program: Callable[[Incarnation], Awaitable[T]]) -> asyncio.Future[T]:
         """Starts `program` as the client process; returns its result unless the process dies."""
@@ -169,18 +165,25 @@ def on_stage(play: Callable[[Stage], Coroutine[Any, Any, T]], *, seed: int = 1) 
     return run_simulation(main)
 
 
+def serving(handler: Handler) -> Callable[[Incarnation], Coroutine[Any, Any, None]]:
+    """The program of a server that goes on until it is killed."""
+
+    async def main(incarnation: Incarnation) -> None:
+        incarnation.listen(services(handler))
+        await asyncio.Event().wait()
+
+    return main
+
+
 def staged(play: Callable[[Stage], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     """A test that runs on a new stage."""
     return lambda: on_stage(play)
 
 
-def test_a_call_is_answered_after_a_delay_each_way() -> None:
-    async def play(stage: Stage) -> tuple[int, float]:
-        return await stage.call(5), stage.loop.time()
-
-    count, seconds = on_stage(play)
-    assert count == 5
-    assert 2 * 0.0002 <= seconds <= 2 * 0.001
+@staged
+async def test_a_call_is_answered_after_a_delay_each_way(stage: Stage) -> None:
+    assert await stage.call(5) == 5
+    assert 2 * 0.0002 <= stage.loop.time() <= 2 * 0.001
 
 
 @staged
@@ -323,29 +326,39 @@ def _outcome(*fates: Fault | None, seconds: float = 0.0) -> tuple[str, list[str]
     return on_stage(play)
 
 
-def test_a_dropped_request_is_never_executed_and_its_caller_times_out() -> None:
-    outcome, log, counts = _outcome(Fault.REQUEST_DROPPED)
-    assert (outcome, log) == ("DeadlineExceeded", [])
-    assert counts == {Fault.REQUEST_DROPPED: 1, Fault.GIVEN_UP: 1}
+ONCE = ["begin 1", "end 1"]
 
 
-def test_a_dropped_reply_is_executed_and_its_caller_times_out() -> None:
-    outcome, log, counts = _outcome(None, Fault.REPLY_DROPPED)
-    assert (outcome, log) == ("DeadlineExceeded", ["begin 1", "end 1"])
-    assert counts[Fault.REPLY_DROPPED] == 1
-
-
-def test_a_connection_that_breaks_tells_nothing_about_the_execution() -> None:
-    assert _outcome(Fault.BROKEN_BEFORE)[:2] == ("Unavailable", [])
-    assert _outcome(Fault.BROKEN_AFTER)[:2] == ("Unavailable", ["begin 1", "end 1"])
-    assert _outcome(None, Fault.BROKEN_AFTER)[:2] == ("Unavailable", ["begin 1", "end 1"])
-
-
-def test_a_duplicated_request_is_executed_twice_and_answered_once() -> None:
-    outcome, log, counts = _outcome(Fault.DUPLICATED)
-    assert outcome == "answer 1"
-    assert log == ["begin 1", "end 1"] * 2
-    assert counts[Fault.DUPLICATED] == 1
+@pytest.mark.parametrize(
+    ("fates", "seconds", "outcome", "log"),
+    [
+        ([Fault.REQUEST_DROPPED], 0.0, "DeadlineExceeded", []),
+        ([None, Fault.REPLY_DROPPED], 0.0, "DeadlineExceeded", ONCE),
+        ([Fault.BROKEN_BEFORE], 0.0, "Unavailable", []),
+        ([Fault.BROKEN_AFTER], 0.0, "Unavailable", ONCE),
+        ([None, Fault.BROKEN_AFTER], 0.0, "Unavailable", ONCE),
+        ([Fault.DUPLICATED], 0.0, "answer 1", ONCE * 2),
+        ([], 5.0, "DeadlineExceeded", ["begin 1", "cancelled 1"]),
+    ],
+    ids=[
+        "a dropped request is never executed and its caller times out",
+        "a dropped reply is executed and its caller times out",
+        "a connection that breaks before the execution does not say so",
+        "nor one that breaks after it",
+        "nor one that breaks with the reply",
+        "a duplicated request is executed twice and answered once",
+        "a handler is cancelled when its caller gives up",
+    ],
+)
+def test_each_fate_of_a_message_shows_at_both_ends_and_is_counted(
+    fates: list[Fault | None], seconds: float, outcome: str, log: list[str]
+) -> None:
+    found, executed, counts = _outcome(*fates, seconds=seconds)
+    assert (found, executed) == (outcome, log)
+    expected = {fate: 1 for fate in fates if fate is not None}
+    if outcome == "DeadlineExceeded":
+        expected[Fault.GIVEN_UP] = 1
+    assert counts == expected
 
 
 def test_the_second_copy_of_a_request_may_bring_the_answer_that_the_first_lost() -> None:
@@ -365,25 +378,15 @@ def _duplicate_with_lost_first_answer(seed: int) -> str:
     return on_stage(play, seed=seed)
 
 
-def test_a_slow_request_may_be_executed_long_after_its_caller_gave_up() -> None:
-    async def play(stage: Stage) -> tuple[float, list[str]]:
-        stage.wire.faults = NetworkFaults(slow_seconds_max=1000.0)
-        stage.decide(Fault.SLOW)
-        with pytest.raises(DeadlineExceeded):
-            await stage.call(1, timeout=0.01)
-        gave_up = stage.loop.time()
-        await asyncio.sleep(1001)
-        return gave_up, stage.handler.log
-
-    gave_up, log = on_stage(play)
-    assert gave_up < 0.1
-    assert log == ["begin 1", "end 1"]
-
-
-def test_a_handler_is_cancelled_when_its_caller_gives_up() -> None:
-    outcome, log, counts = _outcome(seconds=5.0)
-    assert (outcome, log) == ("DeadlineExceeded", ["begin 1", "cancelled 1"])
-    assert counts == {Fault.GIVEN_UP: 1}
+@staged
+async def test_a_slow_request_may_be_executed_long_after_its_caller_gave_up(stage: Stage) -> None:
+    stage.wire.faults = NetworkFaults(slow_seconds_max=1000.0)
+    stage.decide(Fault.SLOW)
+    with pytest.raises(DeadlineExceeded):
+        await stage.call(1, timeout=0.01)
+    assert stage.loop.time() < 0.1
+    await asyncio.sleep(1001)
+    assert stage.handler.log == ["begin 1", "end 1"]
 
 
 @staged
@@ -433,13 +436,17 @@ def test_faults_occur_about_as_often_as_they_are_set() -> None:
     assert 20 < counts[Fault.BROKEN_BEFORE] < 80
 
 
-def test_impossible_probabilities_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="drop_reply"):
-        NetworkFaults(drop_reply=1.5)
-    with pytest.raises(InvalidArgument, match="min <= max"):
-        NetworkFaults(delay_seconds_min=1.0)
-    with pytest.raises(InvalidArgument, match="add up"):
-        NetworkFaults(drop_request=0.6, duplicate=0.6)
+@pytest.mark.parametrize(
+    ("impossible", "said"),
+    [
+        ({"drop_reply": 1.5}, "drop_reply"),
+        ({"delay_seconds_min": 1.0}, "min <= max"),
+        ({"drop_request": 0.6, "duplicate": 0.6}, "add up"),
+    ],
+)
+def test_impossible_probabilities_are_refused(impossible: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        NetworkFaults(**impossible)
 
 
 # ------------------------------------------------------------------------------- partitions
@@ -461,18 +468,13 @@ def _through(stage: Stage) -> asyncio.Future[str]:
 
 @staged
 async def test_a_link_is_cut_one_way(stage: Stage) -> None:
-    seen = []
-    stage.wire.links.cut(CLIENT, SERVER)
-    seen.append(await _through(stage))
-    stage.wire.links.heal()
-    await stage.client.ended()
-    stage.wire.links.cut(SERVER, CLIENT)
-    seen.append(await _through(stage))
-    stage.wire.links.heal()
-    await stage.client.ended()
-    seen.append(await _through(stage))
+    for one, other, seen in ((CLIENT, SERVER, "request lost"), (SERVER, CLIENT, "reply lost")):
+        stage.wire.links.cut(one, other)
+        assert await _through(stage) == seen
+        stage.wire.links.heal()
+        await stage.client.ended()
+    assert await _through(stage) == "through"
     assert stage.wire.counts[Fault.CUT_OFF] >= 2
-    assert seen == ["request lost", "reply lost", "through"]
 
 
 @staged
@@ -551,8 +553,7 @@ async def test_an_error_comes_after_the_pages_before_it(stage: Stage) -> None:
     seen: list[int] = []
     with pytest.raises(NotReady) as caught:
         await stage.run(lambda incarnation: pages(incarnation, 5, seen))
-    assert caught.value.retry_after_seconds == 0.25
-    assert seen == [0, 1]
+    assert (caught.value.retry_after_seconds, seen) == (0.25, [0, 1])
 
 
 @staged
@@ -627,19 +628,16 @@ async def test_a_stream_ends_at_the_time_out_of_its_caller(stage: Stage) -> None
 # Processes that die, stop and come back, and what the others see of it.
 
 
-def test_the_callers_of_a_killed_process_see_their_connections_reset() -> None:
-    async def play(stage: Stage) -> tuple[float, list[str]]:
-        stage.handler.seconds = 5.0
-        answer = stage.call()
-        await asyncio.sleep(1)
-        stage.server.crash()
-        with pytest.raises(Unavailable, match="reset"):
-            await answer
-        return stage.loop.time(), stage.handler.log
-
-    seconds, log = on_stage(play)
-    assert seconds < 1.1
-    assert log == ["begin 1", "cancelled 1"]
+@staged
+async def test_the_callers_of_a_killed_process_see_their_connections_reset(stage: Stage) -> None:
+    stage.handler.seconds = 5.0
+    answer = stage.call()
+    await asyncio.sleep(1)
+    stage.server.crash()
+    with pytest.raises(Unavailable, match="reset"):
+        await answer
+    assert stage.loop.time() < 1.1
+    assert stage.handler.log == ["begin 1", "cancelled 1"]
 
 
 @staged
@@ -749,11 +747,7 @@ async def test_an_answer_never_leaves_a_process_after_its_death(stage: Stage) ->
     stage.server.crash()
     await stage.server.ended()
 
-    async def main(incarnation: Incarnation) -> None:
-        incarnation.listen(services(Late()))
-        await asyncio.Event().wait()
-
-    stage.server.start(main)
+    stage.server.start(serving(Late()))
     answer = stage.call(timeout=10.0)
     await asyncio.sleep(1)
     stage.server.crash()
@@ -761,82 +755,65 @@ async def test_an_answer_never_leaves_a_process_after_its_death(stage: Stage) ->
         await answer
 
 
-def test_messages_to_a_paused_process_queue_until_it_goes_on() -> None:
-    async def play(stage: Stage) -> list[list[str]]:
-        await asyncio.sleep(1)
-        stage.server.pause()
-        with pytest.raises(DeadlineExceeded):
-            await stage.call(timeout=1.0)
-        # It resumes before it can hear that its caller has given up.
-        seen = [list(stage.handler.log)]
-        stage.server.resume()
-        await asyncio.sleep(1)
-        seen.append(list(stage.handler.log))
-        assert stage.wire.counts[Fault.PAUSE] == 1
-        return seen
-
-    before, after = on_stage(play)
-    assert before == []
-    assert after == ["begin 1", "end 1"]
+@staged
+async def test_messages_to_a_paused_process_queue_until_it_goes_on(stage: Stage) -> None:
+    await asyncio.sleep(1)
+    stage.server.pause()
+    with pytest.raises(DeadlineExceeded):
+        await stage.call(timeout=1.0)
+    # It resumes before it can hear that its caller has given up.
+    assert stage.handler.log == []
+    stage.server.resume()
+    await asyncio.sleep(1)
+    assert stage.handler.log == ["begin 1", "end 1"]
+    assert stage.wire.counts[Fault.PAUSE] == 1
 
 
-def test_a_paused_caller_finds_the_answer_that_came_meanwhile() -> None:
+@staged
+async def test_a_paused_caller_finds_the_answer_that_came_meanwhile(stage: Stage) -> None:
     """Its time-out comes late, like everything else in it."""
-
-    async def play(stage: Stage) -> tuple[int, float]:
-        stage.handler.seconds = 0.5
-        answer = stage.call(4, timeout=1.0)
-        await asyncio.sleep(0.1)
-        stage.client.pause()
-        await asyncio.sleep(60)
-        stage.client.resume()
-        return await answer, stage.loop.time()
-
-    count, seconds = on_stage(play)
-    assert (count, round(seconds)) == (4, 60)
+    stage.handler.seconds = 0.5
+    answer = stage.call(4, timeout=1.0)
+    await asyncio.sleep(0.1)
+    stage.client.pause()
+    await asyncio.sleep(60)
+    stage.client.resume()
+    assert (await answer, round(stage.loop.time())) == (4, 60)
 
 
-def test_a_paused_process_learns_only_later_that_its_caller_has_given_up() -> None:
+@staged
+async def test_a_paused_process_learns_only_later_that_its_caller_has_given_up(
+    stage: Stage,
+) -> None:
     """Else its tasks would end while it stands still, and answers to them would find no call."""
     log: list[str] = []
+    stage.handler.seconds = 2.0
 
-    async def play(stage: Stage) -> list[list[str]]:
-        stage.handler.seconds = 2.0
+    class Relay(Handler):
+        async def get_timestamps(self, request: GetTimestampsRequest) -> GetTimestampsResponse:
+            unary = relay.world.network.unary(SERVER, GET_TIMESTAMPS)
+            try:
+                return await unary(request, 10.0)
+            except asyncio.CancelledError:
+                log.append("cancelled")
+                raise
 
-        class Relay(Handler):
-            async def get_timestamps(self, request: GetTimestampsRequest) -> GetTimestampsResponse:
-                unary = relay.world.network.unary(SERVER, GET_TIMESTAMPS)
-                try:
-                    return await unary(request, 10.0)
-                except asyncio.CancelledError:
-                    log.append("cancelled")
-                    raise
+    async def program(incarnation: Incarnation) -> None:
+        unary = incarnation.world.network.unary("relay:1", GET_TIMESTAMPS)
+        with pytest.raises(DeadlineExceeded):
+            await unary(GetTimestampsRequest(count=1), 1.0)
 
-        async def serve(incarnation: Incarnation) -> None:
-            incarnation.listen(services(Relay()))
-            await asyncio.Event().wait()
-
-        async def program(incarnation: Incarnation) -> None:
-            unary = incarnation.world.network.unary("relay:1", GET_TIMESTAMPS)
-            with pytest.raises(DeadlineExceeded):
-                await unary(GetTimestampsRequest(count=1), 1.0)
-
-        process = SimulatedProcess("relay:1", stage.wire, stage.random)
-        relay = process.start(serve)
-        asked = stage.run(program)
-        await asyncio.sleep(0.5)
-        process.pause()
-        await asked
-        await asyncio.sleep(2.0)  # the server's answer has arrived
-        seen = [list(log)]
-        process.resume()
-        await asyncio.sleep(0.1)
-        return [*seen, log, stage.handler.log]
-
-    while_paused, afterwards, at_the_server = on_stage(play)
-    assert while_paused == []
-    assert afterwards == ["cancelled"]
-    assert at_the_server == ["begin 1", "end 1"]
+    process = SimulatedProcess("relay:1", stage.wire, stage.random)
+    relay = process.start(serving(Relay()))
+    asked = stage.run(program)
+    await asyncio.sleep(0.5)
+    process.pause()
+    await asked
+    await asyncio.sleep(2.0)  # the server's answer has arrived
+    assert log == []
+    process.resume()
+    await asyncio.sleep(0.1)
+    assert (log, stage.handler.log) == (["cancelled"], ["begin 1", "end 1"])
 
 
 @staged

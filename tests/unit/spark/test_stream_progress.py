@@ -150,8 +150,7 @@ async def test_available_now_ends_with_what_was_committed_when_it_began(
     while await query.trigger():
         triggers += 1
         await put(db, k=99)
-    assert triggers == 3
-    assert kept.rows() == expected
+    assert (triggers, kept.rows()) == (3, expected)
     following = Query(db, kept)
     await following.progress.end_here()
     await following.until_idle()

@@ -523,8 +523,7 @@ async def test_cells_in_lists_are_read_as_one_by_one(rig: Rig) -> None:
     cells = pb.CellReads(rows=rows, columns=[COLUMN] * 5, timestamps=at)
     alone = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=reads))
     listed = await rig.tablet.read(pb.ReadBatch(target=TARGET, cells=cells))
-    assert list(alone.found.reads) == [0, 2]
-    assert [lock.read for lock in alone.locks] == [3]
+    assert (list(alone.found.reads), [lock.read for lock in alone.locks]) == ([0, 2], [3])
     assert (listed.reads, listed) == (5, alone)
     both = pb.ReadBatch(target=TARGET, reads=reads[:2], cells=cells)
     answer = await rig.tablet.read(both)

@@ -159,8 +159,7 @@ async def test_only_rows_of_the_range_are_returned(rig: Rig) -> None:
     await rig.apply(*(written(row, 5, 6, row) for row in (b"a", b"m", b"z")))
     await rig.apply(prewrite(b"z", 8))
     answer = await changes(rig, 0, 20, range=RowRange(start=b"b", end=b"n"))
-    assert [change.row for change in answer.changes] == [b"m"]
-    assert answer.reached == 20
+    assert ([change.row for change in answer.changes], answer.reached) == ([b"m"], 20)
 
 
 async def test_a_deleted_write_record_leaves_the_feed(rig: Rig) -> None:
@@ -269,8 +268,7 @@ async def test_of_the_locks_of_a_large_job_only_those_that_are_reported_are_read
     # A follower that has come so far does not even walk over the others.
     walked = counted(monkeypatch, LockMirror, "between")
     answer = await changes(rig, 11, 20)
-    assert (answer.reached, answer.locks) == (11, [b"a", b"b0", b"b1"])
-    assert len(walked) == 1
+    assert ((answer.reached, answer.locks), len(walked)) == ((11, [b"a", b"b0", b"b1"]), 1)
 
 
 async def test_a_commit_that_the_storage_shows_before_memory_knows_is_found() -> None:

@@ -211,8 +211,7 @@ async def test_locks_after_the_last_row_of_an_answer_are_left_for_the_next_one(r
     first = await look(rig, locked_columns=[COLUMN], locks_before=99, row_limit=1)
     assert [row for row, *_ in told(first)] == [b"a"]
     found, locked = await look_at_all(rig, locked_columns=[COLUMN], locks_before=99, row_limit=1)
-    assert [row for row, *_ in found] == [b"a", b"b"]
-    assert locked == [b"a1", b"c"]
+    assert ([row for row, *_ in found], locked) == ([b"a", b"b"], [b"a1", b"c"])
 
 
 class VisibleEarly(MemoryStorage):

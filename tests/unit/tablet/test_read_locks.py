@@ -201,8 +201,7 @@ async def test_a_change_feed_does_not_lower_the_format_nor_does_the_end_of_an_ea
     load.commit_timestamp = 21
     await _fence(rig, pb.FenceRequest.ACTION_FINISH, load)
     await _fence(rig, pb.FenceRequest.ACTION_LIFT, load)
-    assert disk.durable[FORMAT_KEY] == b"3"
-    assert rig.tablet._state.feed.complete_from == 21
+    assert (disk.durable[FORMAT_KEY], rig.tablet._state.feed.complete_from) == (b"3", 21)
     again = await rig.reopened(change_feed=True)
     assert again.tablet._state.feed.on
     assert await _refusal(again, prewrite(ROW, 25)) == (LOCKED, hidden(10), 0)

@@ -567,8 +567,7 @@ async def test_a_page_of_large_stored_cells_loads_no_more_than_it_holds(
     pages = rig.tablet.scan_cells(pb.ScanCellsRequest(target=TARGET, space=space))
     storage.values_read = 0
     assert len((await anext(pages)).cells) == 2
-    assert storage.values_read == 3
-    assert sum([len(page.cells) async for page in pages]) == 18
+    assert (storage.values_read, sum([len(page.cells) async for page in pages])) == (3, 18)
 
 
 async def test_locks_can_be_found_by_their_age(rig: Rig) -> None:

@@ -915,8 +915,7 @@ def _filled(storage: CountingStorage) -> tuple[Page, Counter[str]]:
 def test_simple_entries_are_looked_at_once() -> None:
     versions = [Version(row, 0, 5, RecordKind.PUT, 10) for row in range(60)]
     page, counts = _filled(_stored(versions, zeros=True))
-    assert page.rows == 60
-    assert counts == Counter({"seek W": 1, "step": 60})
+    assert (page.rows, counts) == (60, Counter({"seek W": 1, "step": 60}))
 
 
 @pytest.mark.parametrize("kind", [RecordKind.LOCK_ONLY, RecordKind.PUT_IN_DATA])

@@ -187,8 +187,7 @@ async def test_a_full_disk_refuses_changes_and_answers_questions_and_reads(
     question = pb.MutationBatch(target=target(1), mutations=[pb.Mutation(row=b"row", column=b"c")])
     refused, answered = await serving.mutate(put(1, b"row"), question)
     assert refused.error.store_unusable.reason == StoreUnusableDetail.REASON_DISK_FULL
-    assert refused.error.retry == RETRY_SAFETY_SAFE
-    assert outcomes(answered) == ["APPLIED"]
+    assert (refused.error.retry, outcomes(answered)) == (RETRY_SAFETY_SAFE, ["APPLIED"])
     assert await serving.value(1, b"row") == b"v"
     await serving.disk_has(1000)
     assert outcomes((await serving.mutate(put(1, b"row")))[0]) == ["APPLIED"]
@@ -547,8 +546,7 @@ async def test_what_does_not_fit_into_an_answer_is_to_be_asked_again() -> None:
     await machine.open(1)
     await machine.mutate(notified(1, b"a"))
     told, full = await scan(machine, of(1), of(1))
-    assert rows(told) == [b"a"]
-    assert full.error.retry == RETRY_SAFETY_SAFE
+    assert (rows(told), full.error.retry) == ([b"a"], RETRY_SAFETY_SAFE)
 
 
 async def test_a_watcher_hears_of_every_tablet_of_its_tables_also_of_those_that_come_later(

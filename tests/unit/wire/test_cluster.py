@@ -63,8 +63,7 @@ async def test_the_first_address_that_answers_describes_the_cluster() -> None:
     answer = DescribeResponse(cluster_id="one")
     network = FakeNetwork({"a:1": Unavailable("refused"), "b:2": answer, "c:3": answer})
     found = await describe(cast(Network, network), ["a:1", "b:2", "c:3"], 1.0)
-    assert found.cluster_id == "one"
-    assert network.asked == ["a:1", "b:2"]
+    assert (found.cluster_id, network.asked) == ("one", ["a:1", "b:2"])
 
 
 async def test_when_no_address_answers_each_is_named_with_its_error() -> None:
@@ -174,8 +173,7 @@ async def test_what_was_long_unused_is_dropped_when_another_address_comes() -> N
     assert kept.get("b:1") is second, "a known address drops nothing"
     assert dropped == []
     kept.get("c:1")
-    assert dropped == [first]
-    assert {one.address for one in kept} == {"b:1", "c:1"}
+    assert (dropped, {one.address for one in kept}) == ([first], {"b:1", "c:1"})
 
 
 async def test_what_is_in_use_stays_however_long_that_takes() -> None:

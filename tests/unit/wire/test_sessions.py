@@ -233,8 +233,7 @@ async def test_an_expired_session_is_replaced_and_its_owner_notified(
     second = held(sessions)
     assert second is not None
     assert second != first
-    assert lost == [first]
-    assert [s.session_id for s in services.alive(A)] == [second]
+    assert (lost, [s.session_id for s in services.alive(A)]) == ([first], [second])
 
 
 async def test_an_error_in_the_owners_callback_does_not_stop_the_renewals(
@@ -330,8 +329,7 @@ async def test_a_session_that_is_renewed_keeps_its_lock_service_though_lookups_f
     await sessions.liveness([b"1" * 16])
     services.refusing.discard(A)
     await asyncio.sleep(3.0)
-    assert held(sessions) == first
-    assert sessions.calls.current() == A
+    assert (held(sessions), sessions.calls.current()) == (first, A)
 
 
 async def test_a_time_to_live_that_may_be_shorter_is_what_the_lock_service_allows(
@@ -517,8 +515,7 @@ async def test_a_restart_of_its_lock_service_costs_no_pin_though_there_are_other
         services.start(A)
     services.refusing.discard(A)
     await asyncio.sleep(100)
-    assert held(pin) == first
-    assert [one.session_id for one in services.alive(A)] == [first]
+    assert (held(pin), [one.session_id for one in services.alive(A)]) == (first, [first])
     assert services.alive(B) == []
     await pin.close()
     assert services.alive(A) == []
