@@ -173,14 +173,15 @@ async def test_a_request_for_another_tablet_epoch_or_schema_is_refused(
     rig: Rig, target: pb.TabletTarget, error: type[Exception]
 ) -> None:
     mutations = pb.MutationBatch(target=target, mutations=[written(b"a", 5, 6)])
-    with pytest.raises(error):
-        await rig.tablet.mutate(mutations, deadline_seconds=1e9)
-    with pytest.raises(error):
-        await rig.tablet.read(pb.ReadBatch(target=target))
-    with pytest.raises(error):
-        await anext(rig.tablet.scan(pb.ScanRequest(target=target, timestamp=5, all_columns=True)))
-    with pytest.raises(error):
-        await anext(rig.tablet.scan_cells(pb.ScanCellsRequest(target=target, space=WRITE)))
+    scan = pb.ScanRequest(target=target, timestamp=5, all_columns=True)
+    for asking in (
+        rig.tablet.mutate(mutations, deadline_seconds=1e9),
+        rig.tablet.read(pb.ReadBatch(target=target)),
+        anext(rig.tablet.scan(scan)),
+        anext(rig.tablet.scan_cells(pb.ScanCellsRequest(target=target, space=WRITE))),
+    ):
+        with pytest.raises(error):
+            await asking
 
 
 async def test_what_is_within_the_limits_is_stored() -> None:
@@ -332,23 +333,26 @@ async def test_conditions_are_about_one_column_of_one_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefix", "gone"),
-    [(own(10), True), (own(11), False), (WHOLE, True), (WHOLE + b"x", False), (b"", True)],
+    ("space", "at", "prefix", "gone"),
+    [
+        (LOCK, 0, own(10), True),
+        (LOCK, 0, own(11), False),
+        (LOCK, 0, WHOLE, True),
+        (LOCK, 0, WHOLE + b"x", False),
+        (LOCK, 0, b"", True),
+        (WRITE, 7, own(5), True),
+        (WRITE, 7, own(2), False),
+    ],
 )
-async def test_a_lock_is_deleted_only_by_a_change_that_names_its_prefix(
-    prefix: bytes, gone: bool
+async def test_a_cell_is_deleted_only_by_a_change_that_names_its_prefix(
+    space: cells_pb2.Space, at: int, prefix: bytes, gone: bool
 ) -> None:
     """A rollback must not remove the lock of another transaction."""
     rig = await filled()
-    await rig.apply(mutation(ROW, delete_if(LOCK, prefix)))
-    assert (await rig.cells(LOCK) == []) == gone
-
-
-@pytest.mark.parametrize(("prefix", "gone"), [(own(5), True), (own(2), False)])
-async def test_any_cell_can_be_deleted_by_prefix(prefix: bytes, gone: bool) -> None:
-    rig = await filled()
-    await rig.apply(mutation(ROW, delete_if(WRITE, prefix, 7)))
-    assert ([cell.timestamp for cell in await rig.cells(WRITE)] == [9, 4]) == gone
+    stored = await rig.cells(space)
+    await rig.apply(mutation(ROW, delete_if(space, prefix, at)))
+    left = [cell for cell in stored if cell.timestamp != at or not gone]
+    assert await rig.cells(space) == left
 
 
 # Steps and reads in parallel lists are checked as strictly as those that come one by one.
@@ -454,10 +458,10 @@ async def test_a_long_row_can_be_committed_once_it_is_locked() -> None:
     await _apply(rig, _prewrites(b"r" * 5000))
     rig = await Rig(disk=rig.disk).open()
     assert not (await _apply(rig, _commit_list(rows=[b"r" * 5000]))).unapplied
-    with pytest.raises(InvalidArgument, match=r"steps.rows\[0\]: 65537 bytes"):
-        await _apply(rig, _commit_list(rows=[b"r" * 65_537]))
-    with pytest.raises(InvalidArgument, match=r"steps.rows\[0\]: 5000 bytes"):
-        await _apply(rig, _write(LISTED_COMMIT, rows=[b"r" * 5000]))
+    longer, outside = _commit_list(rows=[b"r" * 65_537]), _write(LISTED_COMMIT, rows=[b"r" * 5000])
+    for listed, said in ((longer, "65537 bytes"), (outside, "5000 bytes")):
+        with pytest.raises(InvalidArgument, match=rf"steps.rows\[0\]: {said}"):
+            await _apply(rig, listed)
 
 
 async def test_the_lock_of_a_long_row_can_be_replaced_and_raised() -> None:
@@ -585,17 +589,16 @@ async def test_a_repeated_group_is_refused_by_its_own_commits() -> None:
     assert await _together(rig, _commit(b"a"), _commit(b"b")) == [REFUSED] * 2
 
 
-@pytest.mark.parametrize(("pushed_to", "outcome"), [(COMMIT, APPLIED), (COMMIT + 1, REFUSED)])
-async def test_a_lock_may_be_pushed_up_to_the_commit_and_not_above(
-    rig: Rig, pushed_to: int, outcome: int
+@pytest.mark.parametrize(
+    ("start", "pushed_to", "outcome"),
+    [(10, COMMIT, APPLIED), (10, COMMIT + 1, REFUSED), (11, 0, REFUSED)],
+    ids=["pushed up to the commit", "pushed above", "of another transaction"],
+)
+async def test_a_lock_may_be_pushed_up_to_the_commit_and_must_be_its_own(
+    rig: Rig, start: int, pushed_to: int, outcome: int
 ) -> None:
-    await rig.apply(prewrite(b"a", 10, min_commit_timestamp=pushed_to))
+    await rig.apply(prewrite(b"a", start, min_commit_timestamp=pushed_to))
     assert await _together(rig, _commit(b"a")) == [outcome]
-
-
-async def test_the_lock_of_another_transaction_is_not_enough(rig: Rig) -> None:
-    await rig.apply(prewrite(b"a", 11))
-    assert await _together(rig, _commit(b"a")) == [REFUSED]
 
 
 async def test_a_group_waits_for_the_batch_in_progress() -> None:
@@ -624,12 +627,13 @@ async def test_the_outcome_is_unknown_when_the_disk_fails() -> None:
 
 async def test_what_cannot_be_judged_is_not_executed() -> None:
     rig = await _locked(b"a")
-    with pytest.raises(InvalidArgument, match="two mutations of one cell"):
-        await _together(rig, _commit(b"a"), _commit(b"a"))
-    with pytest.raises(InvalidArgument, match="none"):
-        await _together(rig)
-    with pytest.raises(NotExecuted, match="deadline"):
-        await _together(rig, _commit(b"a"), seconds=0.0)
+    for asking, error, said in (
+        (_together(rig, _commit(b"a"), _commit(b"a")), InvalidArgument, "two mutations of one"),
+        (_together(rig), InvalidArgument, "none"),
+        (_together(rig, _commit(b"a"), seconds=0.0), NotExecuted, "deadline"),
+    ):
+        with pytest.raises(error, match=said):
+            await asking
     writing = await under_way(rig.mutate(prewrite(b"b", 10)), seconds=0.1)
     begun = asyncio.get_running_loop().time()
     with pytest.raises(NotExecuted, match="deadline"):

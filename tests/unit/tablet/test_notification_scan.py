@@ -268,12 +268,14 @@ async def test_a_scan_means_a_tablet_at_an_epoch_and_any_schema(rig: Rig) -> Non
 
 async def test_nonsensical_scans_are_refused_by_name() -> None:
     rig = await Rig(columns_max=1).open()
-    with pytest.raises(InvalidArgument, match="range"):
-        await look(rig, range={"start": b"b", "end": b"a"})
-    with pytest.raises(InvalidArgument, match="observers"):
-        await look(rig, observers=[b"f", b"g"])
-    with pytest.raises(InvalidArgument, match="locked_columns"):
-        await look(rig, locked_columns=[b"f", b"g"])
+    asked: list[tuple[str, Any]] = [
+        ("range", {"start": b"b", "end": b"a"}),
+        ("observers", [b"f", b"g"]),
+        ("locked_columns", [b"f", b"g"]),
+    ]
+    for field, value in asked:
+        with pytest.raises(InvalidArgument, match=field):
+            await look(rig, **{field: value})
 
 
 async def test_a_tablet_that_was_lost_answers_nothing(rig: Rig) -> None:
@@ -323,15 +325,11 @@ class WatchedRig(Rig):
         )
 
 
-def notified(row: bytes, at: int) -> Any:
-    return mutation(row, put(NOTIFY, b"", at, b"f"))
-
-
 async def test_notifications_are_sent_when_they_are_durable_and_not_before() -> None:
     rig = await WatchedRig().open()
     stream = await opened(rig.watch, b"f")
     told = asyncio.ensure_future(anext(stream))
-    writing = asyncio.create_task(rig.mutate(notified(b"a", 5)))
+    writing = asyncio.create_task(rig.mutate(notify(b"a", 5)))
     await asyncio.sleep(0.5)  # half of the second that the disk takes
     assert not told.done()
     await writing
@@ -349,7 +347,7 @@ async def test_what_may_not_be_durable_is_never_reported() -> None:
         else:
             assert isinstance(rig.disk, SlowDisk)
             rig.disk.failure = OSError("broken")
-        await rig.mutate(notified(b"a", 5))
+        await rig.mutate(notify(b"a", 5))
         rig.watch.close()
         assert [answer async for answer in stream] == []
 

@@ -92,6 +92,13 @@ def _rows(count: int) -> list[bytes]:
     return [b"row%04d" % number for number in range(count)]
 
 
+async def _in_three_batches(**fields: Any) -> Rig:
+    """A tablet with twelve locks, of which four go at a time."""
+    rig = await Rig(slice_rows=4, commit_mutations_max=4, **fields).open()
+    await rig.apply(*(prewrite(row, START) for row in _rows(12)))
+    return rig
+
+
 async def _locked(rig: Rig) -> list[bytes]:
     return [cell.row for cell in await rig.cells(LOCK)]
 
@@ -141,8 +148,7 @@ async def test_locks_stay_if_their_primary_does_not_say_what_the_caller_says(
     await _rolled_forward(rig, {START: COMMIT, 11: 21}, primaries_say={11: 21, **committed})
     assert await _locked(rig) == [b"a", b"c"]
     assert [cell.row for cell in await rig.cells(WRITE)] == [b"b"]
-    await _told(rig)  # by a caller that knows better
-    await _done(rig)
+    await _rolled_forward(rig)  # by a caller that knows better
     assert await _locked(rig) == []
 
 
@@ -185,8 +191,7 @@ async def test_many_locks_go_in_synced_batches() -> None:
 
 
 async def test_it_begins_where_the_caller_is_and_comes_to_the_other_rows_at_the_end() -> None:
-    rig = await Rig(slice_rows=4, commit_mutations_max=4).open()
-    await rig.apply(*(prewrite(row, START) for row in _rows(12)))
+    rig = await _in_three_batches()
     await _told(rig, row=_rows(12)[8])
     await asyncio.sleep(1.5)  # one batch
     assert await _locked(rig) == _rows(12)[:8]
@@ -238,8 +243,7 @@ async def test_a_lock_that_goes_meanwhile_is_not_committed(rig: Rig) -> None:
 
 
 async def test_under_another_schema_the_rest_is_left() -> None:
-    rig = await Rig(slice_rows=4, commit_mutations_max=4).open()
-    await rig.apply(*(prewrite(row, START) for row in _rows(12)))
+    rig = await _in_three_batches()
     await _told(rig)
     await asyncio.sleep(0.5)  # in the middle of the first batch
     await rig.tablet.set_schema_version(4)
@@ -295,8 +299,7 @@ async def test_an_order_does_not_compare_all_its_transactions_with_all_that_are_
 
 
 async def test_a_closed_tablet_forgets_the_rest_and_the_next_one_can_be_told() -> None:
-    rig = await Rig(slice_rows=4, commit_mutations_max=4).open()
-    await rig.apply(*(prewrite(row, START) for row in _rows(12)))
+    rig = await _in_three_batches()
     await _told(rig)
     later = await rig.reopened()
     assert await _locked(later)
@@ -306,16 +309,15 @@ async def test_a_closed_tablet_forgets_the_rest_and_the_next_one_can_be_told() -
 
 async def test_what_makes_no_sense_is_refused(rig: Rig) -> None:
     await rig.apply(prewrite(b"a", START))
-    for commits in ({}, {START: START}, {0: COMMIT}, {START: 1 << 63}):
-        with pytest.raises(InvalidArgument):
-            await _told(rig, commits)
-    with pytest.raises(InvalidArgument):
-        await rig.tablet.roll_forward(
-            pb.RollForwardRequest(target=TARGET, start_timestamps=[1, 2], commit_timestamps=[3])
-        )
+    uneven = pb.RollForwardRequest(target=TARGET, start_timestamps=[1, 2], commit_timestamps=[3])
     nobody = pb.ObservedColumn(column=COLUMN, observers=[b""])
-    with pytest.raises(InvalidArgument):
-        await _told(rig, observed=[nobody])
+    for telling in (
+        *(_told(rig, one) for one in ({}, {START: START}, {0: COMMIT}, {START: 1 << 63})),
+        rig.tablet.roll_forward(uneven),
+        _told(rig, observed=[nobody]),
+    ):
+        with pytest.raises(InvalidArgument):
+            await telling
     with pytest.raises(TabletMoved):
         await _told(rig, target=pb.TabletTarget(tablet_id=1, epoch=1, schema_version=3))
     assert await _locked(rig) == [b"a"]
@@ -329,8 +331,7 @@ def test_where_a_value_begins() -> None:
 
 
 async def test_a_caller_on_its_way_may_wait_until_the_tablet_is_ahead() -> None:
-    rig = await Rig(disk=SlowDisk(0.1), slice_rows=4, commit_mutations_max=4).open()
-    await rig.apply(*(prewrite(row, START) for row in _rows(12)))
+    rig = await _in_three_batches(disk=SlowDisk(0.1))
     await _told(rig, await_cells=6)  # in two batches
     assert await _locked(rig) == _rows(12)[8:]
     await _told(rig, await_cells=1_000)
@@ -391,11 +392,6 @@ async def reopened(rig: Rig) -> tuple[Rig, Counter[str]]:
     return opened, storage.counts
 
 
-async def read_row(rig: Rig, timestamp: int) -> list[bytes]:
-    read = pb.RowRead(row=b"a", all_columns=True, timestamp=timestamp)
-    return list((await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))).found.values)
-
-
 @pytest.mark.parametrize("below", [1, LOCKS])
 async def test_a_read_above_many_locks_costs_two_seeks_and_the_next_one_costs_one(
     rig: Rig,
@@ -431,7 +427,7 @@ async def test_a_scan_passes_many_locks_at_the_cost_of_a_few(rig: Rig, reverse: 
     assert sorted(values) == [b"next", b"value"]
     assert sum(counts.values()) < 25
     counts.clear()
-    assert await read_row(rig, end) == [b"value"]
+    assert list((await rig.read_row(b"a", end)).found.values) == [b"value"]
     assert sum(counts.values()) < 15
 
 
@@ -586,15 +582,13 @@ async def lingering_commit() -> tuple[Rig, asyncio.Task[list[pb.MutationResult]]
     return rig, await under_way(rig.mutate(commit(b"a", 30, 40, b"new")))
 
 
-async def test_a_commit_is_read_as_soon_as_its_lock_is_gone_whatever_memory_remembers() -> None:
+@pytest.mark.parametrize("moments", [[50], [25, 50]], ids=["above it only", "below it before"])
+async def test_a_commit_is_read_as_soon_as_its_lock_is_gone_whatever_memory_remembers(
+    moments: list[int],
+) -> None:
+    """And a read below it teaches memory nothing about its cell."""
     rig, committing = await lingering_commit()
-    assert await rig.value(b"a", 50) == b"new"
+    expected = [{25: b"old", 50: b"new"}[at] for at in moments]
+    assert [await rig.value(b"a", at) for at in moments] == expected
     await committing
-    assert await rig.value(b"a", 50) == b"new"
-
-
-async def test_a_read_below_a_commit_on_its_way_teaches_memory_nothing_about_its_cell() -> None:
-    rig, committing = await lingering_commit()
-    assert (await rig.value(b"a", 25), await rig.value(b"a", 50)) == (b"old", b"new")
-    await committing
-    assert (await rig.value(b"a", 25), await rig.value(b"a", 50)) == (b"old", b"new")
+    assert [await rig.value(b"a", at) for at in moments] == expected
