@@ -349,8 +349,8 @@ async def counted_turns() -> AsyncIterator[Turns]:
     running.cancel()
 
 
-async def outcomes(task: asyncio.Task[list[pb.MutationResult]]) -> list[int]:
-    return [result.outcome for result in await task]
+async def outcomes(results: Awaitable[list[pb.MutationResult]]) -> list[int]:
+    return [result.outcome for result in await results]
 
 
 # What the tests of collection write, and how they collect.

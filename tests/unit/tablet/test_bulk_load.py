@@ -42,6 +42,7 @@ from tests.unit.tablet.tablets import (
     mutation,
     one_round,
     only,
+    outcomes,
     prewrite,
     roll_back,
     under_way,
@@ -115,8 +116,7 @@ async def test_a_range_with_a_cell_or_a_lock_is_not_closed(
 ) -> None:
     await rig.apply(in_the_way)
     response = await rig.tablet.fence(fence(RAISE))
-    assert response.obstacle.row == in_the_way.row
-    assert not response.HasField("fence")
+    assert (response.HasField("fence"), response.obstacle.row) == (False, in_the_way.row)
     await rig.apply(prewrite(b"d", 20))
 
 
@@ -133,16 +133,12 @@ async def test_inside_the_fence_nothing_is_read_or_judged_and_around_it_everythi
     await rig.apply(written(b"a", 5, 6, b"1"), written(b"m", 5, 6, b"2"))
     await begin_load(rig, [b"c"])
     for row in (b"b", b"c", b"lzz"):
-        result = await rig.read(row, 99)
-        (refused,) = result.refused
-        assert isinstance(from_detail(refused.error), NotReady)
-        assert not result.found.values
-        everything = pb.RowRead(row=row, all_columns=True, timestamp=99)
-        result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[everything]))
-        assert len(result.refused) == 1
+        for result in (await rig.read(row, 99), await rig.read_row(row, 99)):
+            (refused,) = result.refused
+            assert isinstance(from_detail(refused.error), NotReady)
+            assert not result.found.values
         for change in (prewrite(row, 60), roll_back(row, 60), mutation(row)):
-            (answer,) = await rig.mutate(change)
-            assert answer.outcome == NOT_EXECUTED
+            assert await outcomes(rig.mutate(change)) == [NOT_EXECUTED]
     for fields in ({}, {"range": RowRange(start=b"l")}, {"reverse": True}):
         with pytest.raises(NotReady, match="bulk load 'load'"):
             await rig.scan(99, **fields)
@@ -169,8 +165,7 @@ async def test_what_the_judge_remembers_of_a_cell_does_not_hide_the_load(rig: Ri
     assert not (await rig.tablet.fence(fence(RAISE))).HasField("obstacle")
     await rig.tablet.load(load([b"c"]))
     await finish(rig)
-    (answer,) = await rig.mutate(prewrite(b"c", 40))
-    assert answer.outcome == REFUSED
+    assert await outcomes(rig.mutate(prewrite(b"c", 40))) == [REFUSED]
 
 
 async def test_a_fence_moves_with_the_tablet_and_so_does_what_the_judge_has_to_know(
@@ -183,8 +178,7 @@ async def test_a_fence_moves_with_the_tablet_and_so_does_what_the_judge_has_to_k
     await finish(moved)
     again = await moved.reopened()
     assert await again.value(b"d", 99) == b"v"
-    (answer,) = await again.mutate(prewrite(b"d", 40))
-    assert answer.outcome == REFUSED
+    assert await outcomes(again.mutate(prewrite(b"d", 40))) == [REFUSED]
 
 
 async def test_both_halves_of_a_split_tablet_have_the_fence(rig: Rig, disk: SlowDisk) -> None:
@@ -205,8 +199,7 @@ async def test_both_halves_of_a_split_tablet_have_the_fence(rig: Rig, disk: Slow
 async def test_a_part_of_a_load_is_never_opened(rig: Rig) -> None:
     await begin_load(rig, [b"c", b"d"], value=b"x" * 2000, observed=_OBSERVED)
     response = await rig.tablet.fence(fence(LIFT))
-    assert response.HasField("fence")
-    assert response.obstacle.row == b"c"
+    assert (response.HasField("fence"), response.obstacle.row) == (True, b"c")
     await clear(rig)
     assert not (await rig.tablet.fence(fence(LIFT))).HasField("fence")
     for space in (WRITE, DATA, NOTIFY, LOCK):
@@ -549,13 +542,11 @@ async def test_a_transaction_on_other_rows_is_held_and_written_while_rows_are_lo
     await finish(one_round_rig)
     one_round_rig.oracle.gate.set()
     assert list((await committing).commit_timestamps) == [100]
-    assert await one_round_rig.value(b"a", 100) == b"1"
-    assert await one_round_rig.value(b"c", 100) == b"v"
+    assert [await one_round_rig.value(row, 100) for row in (b"a", b"c")] == [b"1", b"v"]
     # What began before either commit must not overwrite it.
-    refused = only(await one_round_rig.commit(one_round(40, {b"c": b"2"})))
-    assert (refused.outcome, refused.failed_condition) == (REFUSED, 3)
-    refused = only(await one_round_rig.commit(one_round(60, {b"a": b"2"})))
-    assert (refused.outcome, refused.failed_condition) == (REFUSED, 3)
+    for start, row in ((40, b"c"), (60, b"a")):
+        refused = only(await one_round_rig.commit(one_round(start, {row: b"2"})))
+        assert (refused.outcome, refused.failed_condition) == (REFUSED, 3)
 
 
 async def test_batches_come_between_the_writes_that_clear_a_range(

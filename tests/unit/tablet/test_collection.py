@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -256,10 +256,12 @@ async def test_nothing_is_collected_while_an_older_lock_is_left(rig: Rig) -> Non
 
 async def test_nothing_is_collected_above_the_safe_point(rig: Rig) -> None:
     await rig.tablet.raise_safe_points(SafePoints(reads=20, transactions=30))
-    with pytest.raises(InvariantViolation, match="would collect below 21, "):
-        await rig.tablet.collect(21)
-    with pytest.raises(InvariantViolation, match="ended transactions below 31"):
-        await rig.tablet.collect(20, 31)
+    for collecting, said in (
+        (rig.tablet.collect(21), "would collect below 21, "),
+        (rig.tablet.collect(20, 31), "ended transactions below 31"),
+    ):
+        with pytest.raises(InvariantViolation, match=said):
+            await collecting
 
 
 async def test_a_late_rollback_cannot_mark_what_was_committed_and_collected(
@@ -667,9 +669,7 @@ async def test_of_a_batch_only_the_reads_that_are_too_old_are_refused() -> None:
         await rig.apply(mutation(b"locked", *steps))
     asked = [(b"locked", 2_000), (ROWS[0], AT), (ROWS[0], BELOW)]
     reads = [pb.RowRead(row=row, columns=[COLUMN], timestamp=at) for row, at in asked]
-    reading = asyncio.ensure_future(rig.tablet.read(pb.ReadBatch(target=TARGET, reads=reads)))
-    await _collected_meanwhile(rig, reading)
-    await _only_the_second_is_refused(reading)
+    await _only_the_second_is_refused(rig, reads)
 
 
 async def test_of_rows_only_those_that_are_too_old_are_refused() -> None:
@@ -681,19 +681,18 @@ async def test_of_rows_only_those_that_are_too_old_are_refused() -> None:
         await rig.apply(*steps)
     asked = [(b"none", BELOW), (b"r", AT), (b"r", BELOW)]
     reads = [pb.RowRead(row=row, all_columns=True, timestamp=at) for row, at in asked]
-    reading = asyncio.ensure_future(rig.tablet.read(pb.ReadBatch(target=TARGET, reads=reads)))
-    await _collected_meanwhile(rig, reading)
-    await _only_the_second_is_refused(reading, len(ROWS))
+    await _only_the_second_is_refused(rig, reads, len(ROWS))
 
 
 async def _only_the_second_is_refused(
-    reading: asyncio.Future[pb.ReadBatchResult], found: int = 1
+    rig: Rig, reads: Sequence[pb.RowRead], found: int = 1
 ) -> None:
+    reading = asyncio.ensure_future(rig.tablet.read(pb.ReadBatch(target=TARGET, reads=reads)))
+    await _collected_meanwhile(rig, reading)
     result = await reading
     (refused,) = result.refused
-    assert refused.read == 1
     assert isinstance(from_detail(refused.error), SnapshotTooOld)
-    assert list(result.found.reads) == [2] * found
+    assert (refused.read, list(result.found.reads)) == (1, [2] * found)
 
 
 async def test_a_value_that_is_missing_without_that_is_damage() -> None:
@@ -787,12 +786,6 @@ async def test_an_expired_value_is_reported_as_a_deletion_at_its_commit(aging: R
         assert list(found.values) == [b""]
 
 
-async def test_a_long_value_that_expires_leaves_nothing(aging: Rig) -> None:
-    await aging.apply(in_data(b"a", ms(1), ms(2), b"long"))
-    assert await collected(aging, ms(102)) == 2
-    assert await stored(aging, DATA) == await stored(aging, WRITE) == []
-
-
 async def test_what_is_newest_cannot_be_read_without_a_timestamp(aging: Rig) -> None:
     await aging.apply(written(b"a", ms(1), ms(2), b"v"))
     for columns in ([COLUMN], [b"other", COLUMN]):
@@ -814,12 +807,17 @@ async def test_a_change_shows_its_value_and_nothing_before_it_that_had_expired()
 # ---------------------------------------------------------------------------- collection
 
 
-async def test_an_expired_value_is_collected_like_a_deletion(aging: Rig) -> None:
-    await aging.apply(written(b"a", ms(1), ms(2), b"old"), written(b"a", ms(3), ms(4), b"new"))
-    assert await collected(aging, ms(103)) == 1, "the superseded one"
+@pytest.mark.parametrize(
+    ("write", "cells"), [(written, 1), (in_data, 2)], ids=["in its record", "apart"]
+)
+async def test_an_expired_value_is_collected_like_a_deletion(
+    aging: Rig, write: Callable[..., pb.Mutation], cells: int
+) -> None:
+    await aging.apply(write(b"a", ms(1), ms(2), b"old"), write(b"a", ms(3), ms(4), b"new"))
+    assert await collected(aging, ms(103)) == cells, "the superseded one"
     assert await aging.value(b"a", ms(103)) == b"new"
-    assert await collected(aging, ms(104)) == 1, "although nothing was committed since"
-    assert await stored(aging, WRITE) == []
+    assert await collected(aging, ms(104)) == cells, "although nothing was committed since"
+    assert await stored(aging, WRITE) == await stored(aging, DATA) == []
 
 
 async def test_values_that_expire_later_are_not_looked_at_before(aging: Rig) -> None:
@@ -853,18 +851,20 @@ async def test_a_deletion_in_such_a_column_is_collected_without_waiting(aging: R
 # ---------------------------------------------------------------------------- changes of it
 
 
+def _under_schema_4(milliseconds: int) -> pb.ReadBatch:
+    target = pb.TabletTarget(tablet_id=1, epoch=2, schema_version=4)
+    read = pb.RowRead(row=b"a", columns=[COLUMN], timestamp=ms(milliseconds))
+    return pb.ReadBatch(target=target, reads=[read])
+
+
 async def test_a_changed_time_to_live_applies_to_what_is_there(aging: Rig) -> None:
     await aging.apply(written(b"a", ms(1), ms(2), b"v"))
     assert await aging.value(b"a", ms(150)) is None
     await aging.tablet.set_schema_version(4, ttls=((COLUMN, 200),))
-    target = pb.TabletTarget(tablet_id=1, epoch=2, schema_version=4)
-    read = pb.RowRead(row=b"a", columns=[COLUMN], timestamp=ms(150))
-    found = (await aging.tablet.read(pb.ReadBatch(target=target, reads=[read]))).found
-    assert list(found.values) == [b"v"]
+    assert (await aging.tablet.read(_under_schema_4(150))).found.values == [b"v"]
     await aging.tablet.set_schema_version(3, ttls=())
-    read.timestamp = ms(202)
-    found = (await aging.tablet.read(pb.ReadBatch(target=target, reads=[read]))).found
-    assert not found.values, "an older schema came late"
+    late = (await aging.tablet.read(_under_schema_4(202))).found
+    assert not late.values, "an older schema came late"
 
 
 async def test_a_shorter_time_to_live_is_collected_although_nothing_was_committed(
@@ -934,15 +934,11 @@ async def test_a_longer_time_to_live_waits_for_the_deletion_that_is_being_writte
     assert not altering.done()
     assert aging.tablet.schema_version == 3
     assert await aging.value(b"a", ms(200)) is None
-    target = pb.TabletTarget(tablet_id=1, epoch=2, schema_version=4)
-    read = pb.ReadBatch(
-        target=target, reads=[pb.RowRead(row=b"a", columns=[COLUMN], timestamp=ms(200))]
-    )
     with pytest.raises(SchemaChanged, match="at version 3"):
-        await aging.tablet.read(read)
+        await aging.tablet.read(_under_schema_4(200))
     await altering
     assert (await collecting).cells == 2
-    assert not (await aging.tablet.read(read)).found.values
+    assert not (await aging.tablet.read(_under_schema_4(200))).found.values
 
 
 Reading = Callable[[Rig], Coroutine[Any, Any, object]]

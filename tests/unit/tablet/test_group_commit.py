@@ -284,8 +284,7 @@ async def test_a_bug_leaves_no_caller_waiting_for_an_answer() -> None:
     seen: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
     storage.broken = True
-    [result] = await rig.mutate(written(b"a", 10, 20))
-    assert result.outcome == UNKNOWN
+    assert await outcomes(rig.mutate(written(b"a", 10, 20))) == [UNKNOWN]
     assert rig.closed
     with pytest.raises(PercolatorError):
         await rig.read(b"a", 30)
