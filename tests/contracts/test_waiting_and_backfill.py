@@ -76,6 +76,11 @@ class Pages:
         found: list[str] = self.call(read)
         return found
 
+    def run_observers(self) -> None:
+        """Runs the observer until nothing waits."""
+        with self.db.run_observers([self.observer()]):
+            self.db.wait_for_observers(timeout=60)
+
     def owed(self) -> OwedBackfill | None:
         async def read(context: WorkerContext, table: str) -> OwedBackfill | None:
             return owed_by(await context.describe(table), "measure")
@@ -165,8 +170,7 @@ def test_cells_that_were_written_before_are_handled_once_an_observer_is_register
         assert pages.lengths() == dict.fromkeys(rows, 4)
     assert pages.owed() is None
     before = +pages.runs
-    with pages.db.run_observers([pages.observer()]):
-        pages.db.wait_for_observers(timeout=30)
+    pages.run_observers()
     assert pages.runs == before
 
 
@@ -216,8 +220,7 @@ def test_an_owed_backfill_goes_on_where_another_worker_has_left_it(pages: Pages)
         await context.catalog.report_backfill(request, context.env.deadline())
 
     pages.call(report)
-    with pages.db.run_observers([pages.observer()]):
-        pages.db.wait_for_observers(timeout=30)
+    pages.run_observers()
     assert (set(pages.lengths()), pages.owed()) == ({row for row in rows if row >= "a010"}, None)
 
 
@@ -442,8 +445,7 @@ def test_observers_run_for_what_a_shared_transaction_has_written(
         if registered != "before":
             pages.register()
         whole.commit(receipts)
-    with pages.db.run_observers([pages.observer()]):
-        pages.db.wait_for_observers(timeout=60)
+    pages.run_observers()
     assert pages.lengths() == dict.fromkeys(["a1", "a2", "z1"], len("by one"))
 
 
