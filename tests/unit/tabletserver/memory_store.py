@@ -22,6 +22,7 @@ from percolator.tablet.state import Ownership, TabletIdentity, TabletLimits, Tim
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
+from percolator.v1.errors_pb2 import ErrorDetail
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.tablet.tablets import results_of
 
@@ -151,6 +152,11 @@ class Machine:
         task = asyncio.create_task(work, name=name)
         self.tasks.append(task)
         return task
+
+    async def refusal(self, mutations: pb.MutationBatch) -> ErrorDetail:
+        """Why a tablet has executed nothing of this batch."""
+        (result,) = await self.mutate(mutations)
+        return result.error
 
     async def open(
         self,

@@ -52,8 +52,7 @@ async def test_a_higher_epoch_closes_the_lower_one_and_inherits_its_rows(serving
     await serving.mutate(put(1, b"row"))
     await serving.open(1, epoch=2)
     assert await serving.value(1, b"row", epoch=2) == b"v"
-    (stale,) = await serving.mutate(put(1, b"row", epoch=1))
-    assert stale.error.HasField("tablet_moved")
+    assert (await serving.refusal(put(1, b"row", epoch=1))).HasField("tablet_moved")
     with pytest.raises(TabletMoved):
         await serving.open(1, epoch=1)
 
@@ -96,8 +95,7 @@ async def test_a_newer_schema_version_comes_with_opening_again_and_never_goes_ba
 ) -> None:
     await serving.open(1, schema=3)
     assert (await serving.open(1, schema=2)).schema_version == 3
-    (refused,) = await serving.mutate(put(1, b"row"))
-    assert refused.error.schema_changed.schema_version == 3
+    assert (await serving.refusal(put(1, b"row"))).schema_changed.schema_version == 3
 
 
 async def test_a_schema_version_ordered_while_the_tablet_is_opened_again_is_judged_under(
@@ -206,11 +204,9 @@ async def test_a_tablet_that_is_still_being_opened_has_moved_once_another_owner_
     """Otherwise clients that were sent here earlier would ask here while this disk hangs."""
     _before_loading(monkeypatch, asyncio.Event().wait)
     order = await under_way(machine.open(1), seconds=0.01)
-    (result,) = await machine.mutate(put(1, b"row"))
-    assert result.error.HasField("not_ready")
+    assert (await machine.refusal(put(1, b"row"))).HasField("not_ready")
     machine.store.owners[1].lost = True
-    (result,) = await machine.mutate(put(1, b"row"))
-    assert result.error.HasField("tablet_moved")
+    assert (await machine.refusal(put(1, b"row"))).HasField("tablet_moved")
     order.cancel()
     await machine.tablets.close_all()
     assert machine.tablets.all() == []
@@ -292,8 +288,7 @@ async def test_a_tablet_that_another_server_owns_now_is_released_without_an_answ
     assert outcomes(result) == ["UNKNOWN"]
     await serving.clock.sleep(1)
     assert (serving.tablets.all(), serving.tablets.events.lost) == ([], 1)
-    (refused,) = await serving.mutate(put(1, b"row"))
-    assert refused.error.HasField("tablet_moved")
+    assert (await serving.refusal(put(1, b"row"))).HasField("tablet_moved")
 
 
 async def test_closing_waits_for_the_running_batch_and_is_repeatable(serving: Machine) -> None:

@@ -222,8 +222,9 @@ async def test_half_of_the_reserve_is_for_roll_backs(serving: Machine) -> None:
     assert outcomes(lone) == ["APPLIED"]
     assert too_much.error.store_unusable.reason == StoreUnusableDetail.REASON_DISK_FULL
     await serving.disk_has(499)
-    (refused,) = await serving.mutate(rolled_back)
-    assert refused.error.store_unusable.reason == StoreUnusableDetail.REASON_DISK_FULL
+    assert (
+        await serving.refusal(rolled_back)
+    ).store_unusable.reason == StoreUnusableDetail.REASON_DISK_FULL
 
 
 async def test_above_the_limit_of_the_process_a_mutation_is_told_when_to_come_back() -> None:
@@ -232,8 +233,9 @@ async def test_above_the_limit_of_the_process_a_mutation_is_told_when_to_come_ba
     await machine.open(2)
     gate = machine.store.disks[1].gate = asyncio.Event()
     waiting = await under_way(machine.mutate(put(1, b"row", value=b"x" * 4_000)), seconds=0.01)
-    (refused,) = await machine.mutate(put(2, b"row", value=b"x" * 2_000))
-    assert refused.error.overloaded.retry_after_milliseconds > 0
+    assert (
+        await machine.refusal(put(2, b"row", value=b"x" * 2_000))
+    ).overloaded.retry_after_milliseconds > 0
     assert outcomes((await machine.mutate(put(2, b"row")))[0]) == ["APPLIED"]
     gate.set()
     assert outcomes((await waiting)[0]) == ["APPLIED"]
