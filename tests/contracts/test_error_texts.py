@@ -112,10 +112,9 @@ def test_bytes_that_a_codec_cannot_read_are_named(db: Database, accounts: Accoun
         with pytest.raises(SchemaError, match=where):
             snapshot.get("bob", accounts.balance)
         (bob,) = snapshot.get_many(accounts.table, ["bob"])
-        with pytest.raises(SchemaError, match=where):
-            bob[accounts.balance]
-        with pytest.raises(SchemaError, match=where):
-            bob.get(accounts.balance)
+        for read in (bob.__getitem__, bob.get):
+            with pytest.raises(SchemaError, match=where):
+                read(accounts.balance)
     other = Table(f"other-{accounts.table.name}", key=codecs.ordered_integer)
     db.create_table(other)
     with db.transaction() as tx:
@@ -257,12 +256,10 @@ def test_rolling_back_twice_is_harmless(db: Database, accounts: Accounts) -> Non
 @pytest.mark.parametrize("at", [5, 0, 1_700_000_000])
 def test_a_bare_number_is_no_moment(db: Database, at: Any) -> None:
     said = rf"^at: {at} is a bare int: write percolator\.Timestamp\({at}\)"
-    with pytest.raises(InvalidArgument, match=said):
-        db.snapshot(at=at)
-    with pytest.raises(InvalidArgument, match=said):
-        db.pin(at=at)
-    with pytest.raises(InvalidArgument, match=said):
-        db._asynchronous.internal.snapshot(at, None)
+    asynchronous = db._asynchronous.internal
+    for use in (db.snapshot, db.pin, lambda at: asynchronous.snapshot(at, None)):
+        with pytest.raises(InvalidArgument, match=said):
+            use(at=at)
 
 
 def test_a_generator_function_is_refused(db: Database, accounts: Accounts) -> None:

@@ -400,10 +400,9 @@ async def test_an_invalid_session_is_refused_by_the_name_of_the_field(
 ) -> None:
     session_id = await opened(handler)
     before = await listed(handler)
-    with refused(field):
-        await opened(handler, bad)
-    with refused(field):
-        await renewed(handler, session_id, bad)
+    for telling in (opened(handler, bad), renewed(handler, session_id, bad)):
+        with refused(field):
+            await telling
     assert await listed(handler) == before
 
 

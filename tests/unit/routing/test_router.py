@@ -86,10 +86,12 @@ async def test_a_missing_table_is_a_schema_error() -> None:
     cluster.search_error = SchemaError("there is no such table")
     (answer,) = await cluster.router.mutate([step(b"a")], cluster.deadline())
     assert isinstance(answer, SchemaError)
-    with pytest.raises(SchemaError):
-        await cluster.router.read([row_request(b"a")], cluster.deadline())
-    with pytest.raises(SchemaError):
-        await cluster.router.read_cell(1, b"a", b"c", 7, cluster.deadline())
+    for reading in (
+        cluster.router.read([row_request(b"a")], cluster.deadline()),
+        cluster.router.read_cell(1, b"a", b"c", 7, cluster.deadline()),
+    ):
+        with pytest.raises(SchemaError):
+            await reading
 
 
 async def test_a_dead_servers_reads_are_answered_by_the_next_owner() -> None:
