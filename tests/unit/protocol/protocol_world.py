@@ -716,3 +716,10 @@ def _told_the_truth(
         if not outcome and cells:
             found.append(f"{start} was reported aborted; stored is {cells}")
     return found
+
+
+async def cancel(running: asyncio.Task[int] | asyncio.Task[None]) -> None:
+    """Its caller gives up, and hears of nothing else."""
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running

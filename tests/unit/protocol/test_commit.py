@@ -44,6 +44,7 @@ from tests.unit.protocol.protocol_world import (
     Faults,
     World,
     address,
+    cancel,
     give_up,
     locked,
     put,
@@ -512,9 +513,7 @@ async def test_a_caller_cancelled_during_prewrite_leaves_no_locks_behind(
         client.commit(start, {A: put(b"1"), B: put(b"2")}).run(client.deadline())
     )
     await asyncio.sleep(0.1)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await cancel(running)
     await asyncio.sleep(1.0)
     await settled(client)
     assert (here.store.lock_of(A), here.store.lock_of(B), here.store.commits(A)) == (None, None, [])
@@ -533,9 +532,7 @@ async def test_a_caller_cancelled_after_the_commit_was_sent_is_committed_neverth
     commit = client.commit(await client.start_timestamp(), {A: put(b"1"), B: put(b"2")})
     running = asyncio.ensure_future(commit.run(client.deadline()))
     await sent.wait()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await cancel(running)
     await settled(client)
     await settled(client)
     assert len(here.store.commits(A)) == len(here.store.commits(B)) == 1
@@ -560,9 +557,7 @@ async def _left_with_the_commit_on_its_way(here: World, client: Client) -> Commi
     pushed = replace(lock, min_commit_timestamp=here.oracle.next() + 1)
     push = steps.replace_lock(A.row, A.column, seen, pushed.encode())
     assert here.store.apply(CellMutation(A.table_id, push)) is APPLIED
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await cancel(running)
     return commit
 
 

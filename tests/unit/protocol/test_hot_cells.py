@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -395,43 +395,43 @@ MANY = [CellAddress(1, b"%06d" % number, b"x") for number in range(2 * STEPS_AT_
 
 
 @pytest.mark.parametrize(
-    ("cells", "slow"),
-    [([A, B], B), (MANY, MANY[-1])],
-    ids=["another cell of the first message", "a cell of a later message"],
+    ("cells", "seconds", "met_after"),
+    [
+        ([A, B], {B: LONG_SECONDS}, 0.2),
+        (MANY, {MANY[-1]: LONG_SECONDS}, 0.2),
+        ([A, B], {A: LONG_SECONDS / 2, B: LONG_SECONDS}, LONG_SECONDS * 3 / 4),
+    ],
+    ids=[
+        "while another cell of the first message is being locked",
+        "while a cell of a later message is being locked",
+        "also by later heartbeats than those that it has missed, which found no lock",
+    ],
 )
-async def test_a_primary_is_kept_alive_while_other_cells_are_still_being_locked(
-    here: World, cells: list[CellAddress], slow: CellAddress
-) -> None:
-    writer, rival = here.client(SHORT_LIVED), here.client(SHORT_LIVED)
-    writer.network.session_id = None
-
-    async def travel(step: CellMutation) -> None:
-        await asyncio.sleep(LONG_SECONDS if address(step) == slow else TRIP_SECONDS)
-
-    writer.network.before_send = travel
-    writing = asyncio.ensure_future(writer.write({cell: put(b"1") for cell in cells}))
-    await asyncio.sleep(0.2)
-    meeting = asyncio.ensure_future(rival.write_stubbornly({cells[0]: put(b"2")}))
-    await writing
-    await meeting
-    assert here.buried_alive == 0
-
-
-async def test_a_lock_that_arrives_after_its_first_heartbeats_is_kept_alive_by_the_later_ones(
-    here: World,
+async def test_a_primary_is_kept_alive(
+    here: World, cells: list[CellAddress], seconds: dict[CellAddress, float], met_after: float
 ) -> None:
     """That a heartbeat finds no lock proves nothing while the prewrite is on its way."""
-    writer, rival = here.client(SHORT_LIVED), here.client(SHORT_LIVED)
+    writer = _with_slow_prewrites(here, seconds)
+    writing = asyncio.ensure_future(writer.write({cell: put(b"1") for cell in cells}))
+    await asyncio.sleep(met_after)
+    await _met_by_a_rival(here, cells[0], writing)
+
+
+def _with_slow_prewrites(here: World, seconds: dict[CellAddress, float]) -> Client:
+    """A client without a session; the first steps at these cells take so long."""
+    writer, left = here.client(SHORT_LIVED), dict(seconds)
     writer.network.session_id = None
-    seconds = {A: LONG_SECONDS / 2, B: LONG_SECONDS}
 
     async def travel(step: CellMutation) -> None:
-        await asyncio.sleep(seconds.pop(address(step), TRIP_SECONDS))
+        await asyncio.sleep(left.pop(address(step), TRIP_SECONDS))
 
     writer.network.before_send = travel
-    writing = asyncio.ensure_future(writer.write({A: put(b"1"), B: put(b"2")}))
-    await asyncio.sleep(LONG_SECONDS * 3 / 4)
-    meeting = asyncio.ensure_future(rival.write_stubbornly({A: put(b"3")}))
+    return writer
+
+
+async def _met_by_a_rival(here: World, primary: CellAddress, writing: Awaitable[int]) -> None:
+    rival = here.client(SHORT_LIVED)
+    meeting = asyncio.ensure_future(rival.write_stubbornly({primary: put(b"3")}))
     await writing
     await meeting
     assert here.buried_alive == 0
@@ -441,14 +441,9 @@ async def test_a_heartbeat_that_overtakes_the_prewrite_does_not_end_the_later_on
     here: World,
 ) -> None:
     """It finds no lock, and that is heard of only when the prewrite has been answered."""
-    writer, rival = here.client(SHORT_LIVED), here.client(SHORT_LIVED)
-    writer.network.session_id = None
     primary, last = MANY[0], MANY[-1]
-    seconds = {primary: LONG_SECONDS / 2, last: LONG_SECONDS}
+    writer = _with_slow_prewrites(here, {primary: LONG_SECONDS / 2, last: LONG_SECONDS})
     overtaking = 0
-
-    async def travel(step: CellMutation) -> None:
-        await asyncio.sleep(seconds.pop(address(step), TRIP_SECONDS))
 
     async def back(step: CellMutation, answer: Answer) -> None:
         nonlocal overtaking
@@ -456,14 +451,11 @@ async def test_a_heartbeat_that_overtakes_the_prewrite_does_not_end_the_later_on
             overtaking += 1
             await asyncio.sleep(LONG_SECONDS / 2)
 
-    writer.network.before_send, writer.network.before_answer = travel, back
+    writer.network.before_answer = back
     writing = asyncio.ensure_future(writer.write({cell: put(b"1") for cell in MANY}))
     await asyncio.sleep(LONG_SECONDS)
     assert overtaking
-    meeting = asyncio.ensure_future(rival.write_stubbornly({primary: put(b"3")}))
-    await writing
-    await meeting
-    assert here.buried_alive == 0
+    await _met_by_a_rival(here, primary, writing)
 
 
 async def test_a_commit_in_progress_is_not_overtaken_by_its_own_heartbeats(here: World) -> None:
@@ -486,8 +478,7 @@ async def test_a_late_heartbeat_does_not_shorten_the_time_to_live(
     point = (await locked(patient, A)).begin_two_phases()
 
     def stored() -> LockRecord:
-        lock = here.lock(A)
-        return lock
+        return here.lock(A)
 
     def push() -> None:
         here.store.apply(push_step(A, stored(), stored().min_commit_timestamp + 1))

@@ -48,6 +48,7 @@ from tests.unit.protocol.protocol_world import (
     C,
     Client,
     World,
+    cancel,
     left_behind,
     locked,
     put,
@@ -243,8 +244,7 @@ async def test_a_caller_that_is_cancelled_without_an_answer_settles_it_later(
     running = asyncio.ensure_future(commit.run(client.deadline()))
     await asyncio.sleep(0.05)
     assert client.network.commits
-    running.cancel()
-    await asyncio.wait([running])
+    await cancel(running)
     assert commit.may_be_committed
     client.network.loses_answer_of_commit = False
     assert await commit.settle(client.deadline()) == here.store.commits(A)[0][0]
@@ -429,8 +429,7 @@ async def test_for_a_caller_cancelled_while_it_waits_for_a_lock_the_marker_decid
     commit = await _commit(client)
     running = asyncio.ensure_future(commit.run(client.deadline()))
     await asyncio.sleep(0.05)
-    running.cancel()
-    await asyncio.wait([running])
+    await cancel(running)
     assert commit.may_be_committed
     with pytest.raises(ConflictError, match="given up"):
         await commit.settle(client.deadline())
@@ -480,9 +479,7 @@ async def test_what_was_sent_is_settled_for_a_caller_who_was_cancelled(
 ) -> None:
     running = asyncio.ensure_future(commit.run(client.deadline()))
     await asyncio.sleep(0)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await cancel(running)
     assert commit.may_be_committed
     assert await commit.settle(client.deadline()) == here.store.commits(A)[0][0]
 
@@ -491,8 +488,6 @@ async def test_a_caller_cancelled_before_anything_was_sent_leaves_nothing_behind
     client: Client, commit: Commit
 ) -> None:
     running = asyncio.ensure_future(commit.run(client.deadline()))
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await cancel(running)
     assert not commit.may_be_committed
     assert commit.state is State.UNSENT
