@@ -29,7 +29,6 @@ from percolator import (
     transactional,
 )
 from percolator.errors import CellAddress
-from percolator.protocol import commit
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit
 from percolator.schema import Column
@@ -449,11 +448,7 @@ def _with_locks_left(db: Database, accounts: Accounts, monkeypatch: pytest.Monke
     async def dies(*_: Any) -> int:
         raise Died
 
-    async def removes_nothing(*_: Any) -> None:
-        pass
-
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "roll_back_all", removes_nothing)
         # In one round, no lock would be stored.
         patch.setattr(aio.Transaction, "_only_two_phases", True)
         patch.setattr(Commit, "commit_primary", dies)

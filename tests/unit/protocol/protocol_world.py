@@ -175,7 +175,6 @@ class Network:
         self.before_send: Callable[[CellMutation], Awaitable[None]] | None = None
         self.before_answer: Callable[[CellMutation, Answer], Awaitable[None]] | None = None
         self.commits: list[OneRoundCommit] = []
-        self.before_commit: Callable[[], Awaitable[None]] | None = None
         self.loses_answer_of_commit = False
         self.loses_answer: Callable[[CellMutation], bool] = lambda step: False
         self.refuses: Callable[[CellMutation], PercolatorError | None] = lambda step: None
@@ -236,8 +235,6 @@ class Network:
             return world.store.commit(commit, world.oracle.next)
 
         await self._travel()
-        if self.before_commit is not None:
-            await self.before_commit()
         self.commits.append(commit)
         luck = chance()
         if luck < faults.lost:

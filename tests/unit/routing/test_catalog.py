@@ -34,24 +34,20 @@ from percolator.v1.errors_pb2 import TabletLocation
 from percolator.wire.methods import LIST_TABLES
 from percolator.world import (
     Network,
-    RequestT,
-    ResponseT,
-    StreamCall,
-    StreamMethod,
-    UnaryCall,
     UnaryMethod,
     World,
 )
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.routing.tablet_servers import Cluster
+from tests.unit.unary_network import UnaryNetwork
 
 
-class SlowMaster:
+class SlowMaster(UnaryNetwork):
     """A network with a master that takes a while to answer."""
 
     def __init__(self, seconds: float, answer: Message) -> None:
         self.seconds = seconds
-        self.answer = answer
+        self.found = answer
         self.calls = 0
         self.requests: list[Any] = []
         self.lost = 0
@@ -61,32 +57,21 @@ class SlowMaster:
         self.error: ExecutionUnknown | None = None
         """What it answers instead."""
 
-    def unary(
-        self, address: str, method: UnaryMethod[RequestT, ResponseT]
-    ) -> UnaryCall[RequestT, ResponseT]:
-        async def call(request: RequestT, timeout: float) -> ResponseT:
-            self.calls += 1
-            self.requests.append(request)
-            if self.calls <= self.lost:
-                raise Unavailable("the connection broke")
-            await asyncio.sleep(min(self.seconds, timeout))
-            if timeout < self.seconds:
-                raise DeadlineExceeded("no answer in time")
-            if self.error is not None:
-                raise self.error
-            if self.calls <= self.missing:
-                raise SchemaError("there is no such table")
-            return self.answer  # type: ignore[return-value]
-
-        return call
-
-    def stream(
-        self, address: str, method: StreamMethod[RequestT, ResponseT]
-    ) -> StreamCall[RequestT, ResponseT]:
-        raise AssertionError(f"nothing is streamed: {method}")
-
-    async def close(self) -> None:
-        return None
+    async def answer(
+        self, address: str, method: UnaryMethod[Any, Any], request: Any, timeout: float
+    ) -> Any:
+        self.calls += 1
+        self.requests.append(request)
+        if self.calls <= self.lost:
+            raise Unavailable("the connection broke")
+        await asyncio.sleep(min(self.seconds, timeout))
+        if timeout < self.seconds:
+            raise DeadlineExceeded("no answer in time")
+        if self.error is not None:
+            raise self.error
+        if self.calls <= self.missing:
+            raise SchemaError("there is no such table")
+        return self.found
 
 
 def _catalog(network: Network, *addresses: str) -> tuple[Catalog, VirtualClock]:
@@ -227,21 +212,16 @@ class _SomeMasters(SlowMaster):
         self.problems = problems
         self.asked: list[str] = []
 
-    def unary(
-        self, address: str, method: UnaryMethod[RequestT, ResponseT]
-    ) -> UnaryCall[RequestT, ResponseT]:
-        answered = super().unary(address, method)
-
-        async def call(request: RequestT, timeout: float) -> ResponseT:
-            self.asked.append(address)
-            problem = self.problems.get(address)
-            if isinstance(problem, DeadlineExceeded):
-                await asyncio.sleep(timeout)
-            if problem is not None:
-                raise problem
-            return await answered(request, timeout)
-
-        return call
+    async def answer(
+        self, address: str, method: UnaryMethod[Any, Any], request: Any, timeout: float
+    ) -> Any:
+        self.asked.append(address)
+        problem = self.problems.get(address)
+        if isinstance(problem, DeadlineExceeded):
+            await asyncio.sleep(timeout)
+        if problem is not None:
+            raise problem
+        return await super().answer(address, method, request, timeout)
 
 
 def _masters(network: _SomeMasters, *addresses: str) -> tuple[Masters, VirtualClock]:

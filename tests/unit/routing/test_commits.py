@@ -58,7 +58,6 @@ class Commits(Server):
     def __init__(self, seconds: float = 0.01) -> None:
         super().__init__(seconds)
         self.commit_calls: list[pb.CommitTransactionsRequest] = []
-        self.failure: PercolatorError | None = None
         self.malform: Callable[[pb.TransactionBatchResult], object] = lambda result: None
 
     async def commit_transactions(
@@ -66,8 +65,6 @@ class Commits(Server):
     ) -> pb.CommitTransactionsResponse:
         self.commit_calls.append(request)
         await self._serve()
-        if self.failure is not None:
-            raise self.failure
         response = pb.CommitTransactionsResponse()
         for batch in request.batches:
             result = response.batches.add()

@@ -64,7 +64,7 @@ from percolator.rowstore.layout import (
     stored_column,
 )
 from percolator.rowstore.mapping import check_of, mapped, mapped_step
-from percolator.rowstore.port import TIME_UNIT, RowChange, Sample, SetCell, StoredRow
+from percolator.rowstore.port import TIME_UNIT, RowChange, SetCell, StoredRow
 from percolator.rowstore.reads import ROWS_MAX
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.tabletserver_pb2 import Mutation, RowRead
@@ -93,23 +93,16 @@ class CountedStore:
         self.name_of = rows.store.name_of
         self.calls: list[str] = []
         self._failures = list(failures)
-        rows.cells._mutations._store = rows.cells._reads._store = rows.cells._store = self
+        itself: Any = self
+        rows.cells._mutations._store = rows.cells._reads._store = rows.cells._store = itself
 
     async def check_and_mutate(self, *arguments: Any) -> bool:
         self._called("mutate")
         return await self._store.check_and_mutate(*arguments)
 
-    async def write(self, *arguments: Any) -> None:
-        self._called("write")
-        await self._store.write(*arguments)
-
     async def read(self, *arguments: Any) -> list[StoredRow]:
         self._called("read")
         return await self._store.read(*arguments)
-
-    async def sample(self, *arguments: Any) -> list[Sample]:
-        self._called("sample")
-        return await self._store.sample(*arguments)
 
     async def scan(self, *arguments: Any, **options: Any) -> Any:
         self.calls.append("scan")

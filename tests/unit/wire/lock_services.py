@@ -16,13 +16,12 @@ from percolator.wire.sessions import Sessions, SessionSettings
 from percolator.world import (
     RequestT,
     ResponseT,
-    StreamCall,
-    StreamMethod,
     UnaryCall,
     UnaryMethod,
     World,
 )
 from tests.simulation.virtual_time import VirtualClock
+from tests.unit.unary_network import UnaryNetwork
 
 A, B = "lock-a:7102", "lock-b:7102"
 ROUND_TRIP_SECONDS = 0.01
@@ -38,7 +37,7 @@ HANDLERS = {
 }
 
 
-class LockServices:
+class LockServices(UnaryNetwork):
     """A network with lock services at some addresses, which can be cut off and restarted."""
 
     def __init__(self) -> None:
@@ -71,27 +70,23 @@ class LockServices:
     def unary(
         self, address: str, method: UnaryMethod[RequestT, ResponseT]
     ) -> UnaryCall[RequestT, ResponseT]:
+        self.dialled.append(f"{address} {method.path.rpartition('/')[2]}")
+        return super().unary(address, method)
+
+    async def answer(
+        self, address: str, method: UnaryMethod[Any, Any], request: Any, timeout: float
+    ) -> Any:
         name = method.path.rpartition("/")[2]
-        self.dialled.append(f"{address} {name}")
-
-        async def call(request: RequestT, timeout: float) -> ResponseT:
-            self.calls.append((address, name, request))
-            if address in self.refusing:
-                raise Unavailable("connection refused", where=address)
-            if address in self.silent:
-                await asyncio.sleep(timeout)
-                raise Unavailable("no answer", where=address)
-            await asyncio.sleep(ROUND_TRIP_SECONDS / 2)
-            answer: ResponseT = await getattr(self.handlers[address], HANDLERS[name])(request)
-            await asyncio.sleep(self.answer_seconds)
-            return answer
-
-        return call
-
-    def stream(
-        self, address: str, method: StreamMethod[RequestT, ResponseT]
-    ) -> StreamCall[RequestT, ResponseT]:
-        raise AssertionError("the lock service streams nothing")
+        self.calls.append((address, name, request))
+        if address in self.refusing:
+            raise Unavailable("connection refused", where=address)
+        if address in self.silent:
+            await asyncio.sleep(timeout)
+            raise Unavailable("no answer", where=address)
+        await asyncio.sleep(ROUND_TRIP_SECONDS / 2)
+        answer = await getattr(self.handlers[address], HANDLERS[name])(request)
+        await asyncio.sleep(self.answer_seconds)
+        return answer
 
     async def close(self) -> None:
         for sessions in self.clients:

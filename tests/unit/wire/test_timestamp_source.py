@@ -30,8 +30,6 @@ from percolator.wire.timestamp_source import (
 from percolator.world import (
     RequestT,
     ResponseT,
-    StreamCall,
-    StreamMethod,
     UnaryCall,
     UnaryMethod,
     World,
@@ -48,7 +46,7 @@ Behaviour = Callable[[int], Awaitable[int]]
 """Returns the first timestamp for a requested count."""
 
 
-class Oracles:
+class Oracles(UnaryNetwork):
     """A network with oracles in it, which all draw from one sequence."""
 
     def __init__(self) -> None:
@@ -65,34 +63,21 @@ class Oracles:
         await asyncio.sleep(ROUND_TRIP_SECONDS / 2)
         return first
 
-    def unary(
-        self, address: str, method: UnaryMethod[RequestT, ResponseT]
-    ) -> UnaryCall[RequestT, ResponseT]:
-        async def call(request: RequestT, timeout: float) -> ResponseT:
-            assert isinstance(request, GetTimestampsRequest)
-            self.requests.append((asyncio.get_running_loop().time(), address, request.count))
-            self.in_flight += 1
-            self.in_flight_most = max(self.in_flight_most, self.in_flight)
-            try:
-                async with asyncio.timeout(timeout):
-                    first = await self.behaviours.get(address, self.healthy)(request.count)
-            except TimeoutError:
-                raise errors.DeadlineExceeded("no answer in time", where=address) from None
-            finally:
-                self.in_flight -= 1
-            response = GetTimestampsResponse(first=first, count=request.count)
-            assert isinstance(response, method.response)
-            return response
-
-        return call
-
-    def stream(
-        self, address: str, method: StreamMethod[RequestT, ResponseT]
-    ) -> StreamCall[RequestT, ResponseT]:
-        raise errors.UsageError("oracles stream nothing")
-
-    async def close(self) -> None:
-        """There is nothing to close."""
+    async def answer(
+        self, address: str, method: UnaryMethod[Any, Any], request: Any, timeout: float
+    ) -> Any:
+        assert isinstance(request, GetTimestampsRequest)
+        self.requests.append((asyncio.get_running_loop().time(), address, request.count))
+        self.in_flight += 1
+        self.in_flight_most = max(self.in_flight_most, self.in_flight)
+        try:
+            async with asyncio.timeout(timeout):
+                first = await self.behaviours.get(address, self.healthy)(request.count)
+        except TimeoutError:
+            raise errors.DeadlineExceeded("no answer in time", where=address) from None
+        finally:
+            self.in_flight -= 1
+        return GetTimestampsResponse(first=first, count=request.count)
 
     def counts(self) -> list[int]:
         return [count for _, _, count in self.requests]
