@@ -67,9 +67,7 @@ def failed(code: grpc.StatusCode, said: str, details: bytes = b"") -> grpc.aio.A
 def test_only_codes_of_immediate_refusals_mean_not_executed(code: grpc.StatusCode) -> None:
     kind, retry = MEANINGS.get(code, (errors.ExecutionUnknown, Retry.UNKNOWN))
     found = from_rpc_error(failed(code, "what it says"), DATA)
-    assert type(found) is kind
-    assert found.retry is retry
-    assert found.where == DATA
+    assert (type(found), found.retry, found.where) == (kind, retry, DATA)
 
 
 SAID = [
@@ -406,8 +404,7 @@ async def test_a_server_in_front_of_the_service_may_refuse_calls(
     status: int, kind: type[errors.PercolatorError]
 ) -> None:
     error, _ = await error_of(http(status))
-    assert type(error) is kind
-    assert error.retry is Retry.USELESS
+    assert (type(error), error.retry) == (kind, Retry.USELESS)
 
 
 async def test_a_call_that_a_leaving_server_has_not_begun_is_made_once_elsewhere() -> None:
