@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -152,6 +151,13 @@ async def read_row(rows: ModelStore, columns: Sequence[bytes] = ()) -> RowResult
 
 def reads_of(keys: Sequence[bytes]) -> list[RowRequest]:
     return [RowRequest(TABLE, RowRead(row=key, columns=[b"c"], timestamp=at(9))) for key in keys]
+
+
+def cover_the_table(bounds: Iterable[tuple[bytes, bytes]], *, reverse: bool) -> None:
+    """These parts follow each other without a gap."""
+    ordered = list(bounds)[::-1] if reverse else list(bounds)
+    assert (ordered[0][0], ordered[-1][1]) == (b"", b"")
+    assert [one[1] for one in ordered[:-1]] == [other[0] for other in ordered[1:]]
 
 
 async def test_steps_of_one_transaction_on_one_row_are_one_call(rows: ModelStore) -> None:
@@ -341,11 +347,7 @@ async def test_pages_have_no_gaps_even_if_calls_break_off(reverse: bool, breaks:
         found += list(page.rows)
         bounds.append((page.start, page.end))
     assert found == sorted(names, reverse=reverse)
-    if reverse:
-        bounds.reverse()
-    assert (bounds[0][0], bounds[-1][1]) == (b"", b"")
-    for before, after in itertools.pairwise(bounds):
-        assert before[1] == after[0]
+    cover_the_table(bounds, reverse=reverse)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from percolator.rowstore.port import TIME_UNIT, RowChange, Selection, SetCell, S
 from percolator.rowstore.reads import RowScan
 from percolator.wire.status import from_detail, to_detail
 from tests.unit.rowstore.model_store import PLACE, SECONDS, TABLE, TIMES, ModelStore, at
-from tests.unit.rowstore.test_calls import CountedStore, lock, prewrites, written
+from tests.unit.rowstore.test_calls import CountedStore, cover_the_table, lock, prewrites, written
 from tests.unit.rowstore.test_groups import with_intents
 
 KEYS = [b"row %02d" % number for number in range(40)]
@@ -137,6 +137,15 @@ async def test_whoever_says_the_same_for_ever_makes_no_progress() -> None:
         await _locked(store, rows)
 
 
+def _pages(
+    rows: ModelStore, store: BigtableStore, column: bytes, *, reverse: bool = False
+) -> AsyncIterator[RangePage]:
+    """A scan of one column in this store."""
+    request = RangeRequest(TABLE, b"", b"", (column,), at(9), reverse=reverse)
+    reads = rows.cells._reads
+    return RowScan(request, SECONDS, store, reads, TIMES, rows.world, rows.limits).pages()
+
+
 @pytest.mark.parametrize("through_gateway", [False, True])
 @pytest.mark.parametrize("reverse", [False, True])
 async def test_a_snapshot_finds_what_no_single_call_would_find_in_its_time(
@@ -149,16 +158,10 @@ async def test_a_snapshot_finds_what_no_single_call_would_find_in_its_time(
     store = Slow(rows, 2.0)
     if through_gateway:
         store.late = from_detail(to_detail(store.late))
-    request = RangeRequest(TABLE, b"", b"", (b"rare",), at(9), reverse=reverse)
-    scan = RowScan(request, SECONDS, store, rows.cells._reads, TIMES, rows.world, rows.limits)
-    pages: list[RangePage] = [page async for page in scan.pages()]
+    pages = [page async for page in _pages(rows, store, b"rare", reverse=reverse)]
     assert [list(page.rows) for page in pages if page.rows] == [[wanted]]
     assert len(pages) > 1
-    bounds = [(page.start, page.end) for page in pages]
-    if reverse:
-        bounds.reverse()
-    assert bounds[0][0] == bounds[-1][1] == b""
-    assert all(one[1] == other[0] for one, other in pairwise(bounds))
+    cover_the_table(((page.start, page.end) for page in pages), reverse=reverse)
 
 
 async def test_locks_are_announced_that_no_single_call_would_find_in_its_time() -> None:
@@ -211,12 +214,10 @@ async def test_a_scan_that_broke_off_goes_on_after_the_pause_that_was_asked_for(
     store = Slow(rows, 2.0)
     store.late = Unavailable("restarting")
     store.late.retry_after_seconds = 7.0
-    request = RangeRequest(TABLE, b"", b"", (b"usual",), at(9))
-    scan = RowScan(request, SECONDS, store, rows.cells._reads, TIMES, rows.world, rows.limits)
     came: list[float] = []
     found: list[bytes] = []
     began = rows.clock.monotonic_seconds()
-    async for page in scan.pages():
+    async for page in _pages(rows, store, b"usual"):
         came.append(rows.clock.monotonic_seconds() - began)
         found += page.rows
     assert found == KEYS
@@ -243,11 +244,7 @@ async def test_values_that_lie_apart_count_towards_the_size_of_a_page(reverse: b
     values = {cells[b"c"].value for page in pages for cells in page.rows.values()}
     assert (values, [len(page.rows) for page in pages]) == ({b"v" * 2_000}, [3] * 13 + [1])
     assert store.calls.count("scan") == 1
-    bounds = [(page.start, page.end) for page in pages]
-    if reverse:
-        bounds.reverse()
-    assert bounds[0][0] == bounds[-1][1] == b""
-    assert all(one[1] == other[0] for one, other in pairwise(bounds))
+    cover_the_table(((page.start, page.end) for page in pages), reverse=reverse)
 
 
 # A scan of a whole table outlasts lost messages, without beginning anew.
