@@ -21,8 +21,17 @@ from typing import NamedTuple
 
 from percolator import codecs
 from percolator.aio.database import Database
+from percolator.aio.index_build import IndexBuild
 from percolator.codecs.readable import quoted
-from percolator.errors import InvalidArgument, SchemaChanged, TabletLocation, UsageError
+from percolator.errors import (
+    InvalidArgument,
+    SchemaChanged,
+    SchemaError,
+    TabletLocation,
+    UniqueViolation,
+    UsageError,
+)
+from percolator.protocol.indexes import BUILDING
 from percolator.routing.tablet_walk import TabletWalk
 from percolator.schema import Table
 from percolator.v1 import cells_pb2
@@ -114,7 +123,6 @@ class BulkLoad:
         Raises `NotEmpty`, and `LoadComplete` if that load is complete.
         """
         await self._know_table()
-        await self._require_no_indexes()
         table, timestamps = self._plan.table, self._engine.env.timestamps
         for _ in range(ATTEMPTS_MAX):
             run = await timestamps.get()
@@ -132,25 +140,11 @@ class BulkLoad:
                 # this run had loaded by then.
                 await self._each(_CLEAR, run, missing_ok=found.is_overtaken)
             elif not found.is_overtaken:
-                try:
-                    # One that was added meanwhile may have been built before the range was closed.
-                    await self._require_no_indexes()
-                except UsageError:
-                    await self._open_again(run)
-                    raise
+                await self._mark_indexes()
                 return LoadTimestamps(run, await timestamps.get())
         raise UsageError(
             f"cannot begin the load: others keep locking or loading rows of table {table!r}"
         )
-
-    async def _require_no_indexes(self) -> None:
-        deadline = self._engine.now() + CALL_SECONDS
-        schema = await self._engine.catalog.refresh(self._table_id, deadline)
-        if schema.indexes:
-            raise UsageError(
-                f"table {self._plan.table!r} has indexes, which a bulk load does not keep: drop "
-                "them, and add them again afterwards"
-            )
 
     async def resume(self, timestamps: LoadTimestamps) -> bool:
         """True if the range is still closed for this run, and so holds all that it has loaded.
@@ -274,9 +268,11 @@ class BulkLoad:
         await self._each(_FINISH, timestamps.start, commit=timestamps.commit)
 
     async def open(self, timestamps: LoadTimestamps) -> None:
-        """Opens a complete load. Does nothing where it is already open."""
+        """Opens a complete load. Does nothing where it is already open. Then the table's indexes
+        are built over what was loaded."""
         await self._know_table()
         await self._each(_LIFT, timestamps.start, missing_ok=True)
+        await self._build_indexes()
 
     async def _open(self, run: int, complete: pb.LoadFence) -> None:
         """Finishes a load that another run has left, which may already be open in some places.
@@ -286,6 +282,34 @@ class BulkLoad:
         await self._each(_FINISH, run, commit=complete.commit_timestamp, missing_ok=True)
         await self._each(_LIFT, run, missing_ok=True)
         await self._each(_LIFT, complete.run, missing_ok=True)
+        await self._build_indexes()
+
+    async def _mark_indexes(self) -> None:
+        """Says to readers that the indexes are incomplete. Call it while the range is closed, and
+        before the commit timestamp is taken: a snapshot that shows what was loaded shows this, too.
+
+        One that is added later is built after the load: its build reads no range that is closed.
+        """
+        for one in await self._indexes():
+            await one.mark(BUILDING)
+
+    async def _build_indexes(self) -> None:
+        for one in await self._indexes():
+            if await one.state() != BUILDING:
+                continue
+            try:
+                await one.build()
+            except (SchemaError, UniqueViolation) as error:
+                error.message = f"the rows are loaded, but an index is incomplete: {error.message}"
+                raise
+
+    async def _indexes(self) -> list[IndexBuild]:
+        engine = self._engine
+        schema = await engine.catalog.refresh(self._table_id, engine.now() + CALL_SECONDS)
+        return [
+            IndexBuild(self._database, engine, self._table_id, one, PATIENCE_SECONDS)
+            for one in schema.indexes
+        ]
 
     async def abandon(self) -> bool:
         """Clears the load. Returns whether it was complete after all; then its rows stay."""
@@ -306,6 +330,7 @@ class BulkLoad:
             await self._open(run, complete)
             return True
         await self._open_again(run)
+        await self._build_indexes()
         return False
 
     # ------------------------------------------------------------------ shared

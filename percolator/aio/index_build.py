@@ -79,7 +79,11 @@ class IndexBuild:
                 count += len(page)
                 if progress is not None:
                     progress(count)
-        await self.mark(indexes.READY)
+        if not await self.mark(indexes.READY):
+            raise SchemaError(
+                f"{self._named()}: index {self._index.name!r} is being dropped; drop it again "
+                "before you create it"
+            )
         return count
 
     def _reader(self) -> Reader:
@@ -102,22 +106,33 @@ class IndexBuild:
         finally:
             reader.finish("is closed")
 
-    async def mark(self, state: bytes) -> None:
-        """Says to readers whether they may use the index, from this commit on."""
-        cell = CellAddress(self._index.table_id, indexes.STATE_ROW, indexes.STATE)
+    async def state(self) -> bytes | None:
+        """State that readers are told; None before anybody has said anything."""
+        cell, reader = self._state_cell(), self._reader()
+        try:
+            found = (await reader.stored([cell], self._engine.now() + self._timeout)).get(cell)
+        finally:
+            reader.finish("is closed")
+        return None if found is None else found.value
+
+    def _state_cell(self) -> CellAddress:
+        return CellAddress(self._index.table_id, indexes.STATE_ROW, indexes.STATE)
+
+    async def mark(self, state: bytes) -> bool:
+        """Says to readers whether they may use the index, from this commit on. Returns False for an
+        index that is being dropped: it is no longer kept, or will not be in a moment."""
+        cell = self._state_cell()
+        known: FoundCell | None = None
 
         async def write(tx: Transaction, _: Sequence[bytes]) -> None:
+            nonlocal known
             deadline = self._engine.now() + self._timeout
             known = (await tx.internal.versions([cell], deadline)).get(cell)
-            if known is not None and known.value == indexes.DROPPED != state:
-                # Whoever drops it has stopped keeping it, or is about to.
-                raise SchemaError(
-                    f"{self._named()}: index {self._index.name!r} is being dropped; drop it again "
-                    "before you create it"
-                )
-            tx.internal.writes.put(cell, state)
+            if known is None or known.value != indexes.DROPPED:
+                tx.internal.writes.put(cell, state)
 
         await self._database.run(write, ())
+        return known is None or known.value != indexes.DROPPED
 
     async def _add_missing(self, tx: Transaction, rows: Sequence[bytes]) -> None:
         """Whoever changes one of the rows meanwhile deletes the entry: both conflict there."""

@@ -20,7 +20,6 @@ from percolator import (
     UsageError,
     codecs,
 )
-from percolator.aio.bulk_load import BulkLoad, LoadPlan
 from percolator.protocol.indexes import DROPPED
 from tests.contracts.conftest import needs_tablets
 
@@ -279,9 +278,6 @@ def test_what_an_index_cannot_do_is_refused(db: Database, made: People) -> None:
         keys(db, made.city, limit=-1)
     with pytest.raises(SchemaError, match="expected int"):
         keys(db, made.age, "seven")
-    load = BulkLoad(db._asynchronous, LoadPlan(made.table.name, "load", b"", b"", notify=False))
-    with pytest.raises(UsageError, match="has indexes, which a bulk load does not keep"):
-        db._loop_thread.call(load.begin)
     with db.shared_transaction() as shared, db.share(shared.ticket, task="one") as share:
         share.set("bob", made.city, "Rome")
         with pytest.raises(SchemaError, match="shared transactions do not keep them yet"):

@@ -18,6 +18,7 @@ import pytest
 import percolator
 from percolator import Column, Table, Timestamp, codecs
 from percolator.aio import Database
+from percolator.aio.bulk_load import BulkLoad, LoadPlan
 from percolator.aio.connecting import connect
 from percolator.backup import export_files, exporter, importer, part_files
 from percolator.backup.export_files import DamagedExport, ExportedObserver
@@ -477,3 +478,25 @@ def copied(exported: Path, to: Path) -> Path:
 async def rows_of(db: Database) -> int:
     async with db.snapshot() as snapshot:
         return sum([len(page.rows) async for page in snapshot.scan_cells(shop)])
+
+
+async def test_rows_that_are_loaded_in_bulk_are_found_by_indexes_once_the_load_has_ended(
+    cluster: LocalCluster,
+) -> None:
+    people = Table("people with an index")
+    city = people.column("city", codecs.text, indexed=True)
+    load_plan = LoadPlan(people.name, "load", b"b", b"f", notify=False)
+    async with connect(cluster.address) as db:
+        await db.create_table(people, ["d"])
+        await db.set_many([("ann", {city: "Rome"})])
+        async with db.snapshot() as before:
+            await before.timestamp()
+            load = BulkLoad(db, load_plan)
+            timestamps = await load.begin()
+            rows = ((b"bob", b"Rome"), (b"eve", b"Bern"))
+            await load.load([(row, b"city", value) for row, value in rows], timestamps)
+            await load.finish(timestamps)
+            assert [row.key async for row in before.find(city)] == ["ann"]
+        async with db.snapshot() as after:
+            assert [row.key async for row in after.find(city)] == ["eve", "ann", "bob"]
+        assert await db.check_index(city) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from percolator.aio import find
+from percolator.aio.bulk_load import BulkLoad
 from percolator.protocol import commit, indexes
 from percolator.protocol.write_set import WriteSteps
 from percolator.routing.cells import ANY_SCHEMA, CellMutation
@@ -56,6 +57,15 @@ def unique_values_are_not_looked_up(patch: Patch) -> None:
     patch.setattr(indexes._Changes, "require_unclaimed", lambda self, found: None)
 
 
+def an_index_counts_as_complete_while_rows_are_loaded(patch: Patch) -> None:
+    """Loaded rows appear without entries."""
+
+    async def wrong(_: BulkLoad) -> None:
+        return
+
+    patch.setattr(BulkLoad, "_mark_indexes", wrong)
+
+
 INDEX_BUGS = (
     (locks_are_set_under_any_schema, (Kind.ONE_WAY, Kind.ISOLATE), False),
     (a_commit_goes_on_under_another_schema, (), False),
@@ -63,5 +73,6 @@ INDEX_BUGS = (
     (an_index_is_built_past_older_locks, (), False),
     (readers_do_not_ask_whether_an_index_is_complete, (), True),
     (unique_values_are_not_looked_up, (), True),
+    (an_index_counts_as_complete_while_rows_are_loaded, (), True),
 )
 """Each with the disruptions that reveal it, and whether it is caught in seconds."""

@@ -9,12 +9,20 @@ another table, which stays, as in all workloads.
 from __future__ import annotations
 
 import asyncio
+from math import inf
 
 from percolator import Table
 from percolator.aio import Transaction
+from percolator.aio.bulk_load import BulkLoad, LoadPlan
 from percolator.aio.snapshot import Snapshot
 from percolator.codecs import raw
-from percolator.errors import PercolatorError, SchemaError, UniqueViolation
+from percolator.errors import (
+    InvalidArgument,
+    PercolatorError,
+    SchemaError,
+    UniqueViolation,
+    UsageError,
+)
 from percolator.schema import Index
 from tests.simulation.sessions import Cells, RecordedTx, Session
 from tests.simulation.workloads.workload import Workload, preferred
@@ -22,7 +30,7 @@ from tests.simulation.workloads.workload import Workload, preferred
 FOUND = "rows found by an index"
 BUILT = "index built while others write"
 INDEX_DROPPED = "index dropped while others use it"
-TAKEN = "value of a unique index taken already"
+LOADED = "rows loaded into a table with indexes"
 
 _PEOPLE = Table("people", key=raw)
 _BADGE = _PEOPLE.column("badge", raw, unique=True)
@@ -35,6 +43,8 @@ _SPLITS = [b"g", b"p"]
 _ROWS = [b"a", b"c", b"k", b"m", b"s", b"t"]
 _BADGES = [b"1", b"2", b"3", b"4", b"5", b"6", b"7"]
 _PLACES = [b"x", b"y"]
+_LOADED = [b"u", b"v", b"w"]
+"""Rows that are loaded once, in the midst of it."""
 _OF_CLIENTS = (_ROWS[:2], _ROWS[2:4], _ROWS, _ROWS)
 """The rows that each client uses: some know only one of the servers."""
 _BETWEEN_CHANGES_SECONDS = 0.3
@@ -50,6 +60,7 @@ class Indexed(Workload):
     def __init__(self) -> None:
         self.cells = Cells("beside", (b"m",))
         self._next_change = 0.0
+        self._load_at = 1.0
 
     async def load(self, session: Session) -> None:
         await session.database.create_table(_PEOPLE, _SPLITS, timeout=30.0)
@@ -61,6 +72,10 @@ class Indexed(Workload):
             self._next_change = now + _BETWEEN_CHANGES_SECONDS
             session.skip()
             await self._change_indexes(session)
+        elif now >= self._load_at:
+            self._load_at = inf
+            session.skip()
+            await self._load(session)
         elif session.random.random() < _LOOKS_SHARE:
             session.skip()
             await self._look(session)
@@ -124,12 +139,35 @@ class Indexed(Workload):
         except PercolatorError as error:
             session.expect(error)
 
+    async def _load(self, session: Session) -> None:
+        cells = [
+            (row, column.name, value)
+            for row in _LOADED
+            for column, value in ((_BADGE, b"badge of " + row), (_CITY, b"x"), (_STREET, b"y"))
+        ]
+        try:
+            load = _bulk_load(session)
+            timestamps = await load.begin()
+            await load.load(cells, timestamps)
+            await load.finish(timestamps)
+            session.count(LOADED)
+        except PercolatorError as error:
+            if not isinstance(error, UsageError | InvalidArgument):
+                session.expect(error)
+
     async def rest(self, session: Session) -> None:
         """Everything is to be found by the indexes when all is quiet."""
+        await _bulk_load(session).abandon()  # until then, its range is closed
+        await session.database.create_index(_BADGE, timeout=30.0)
         await session.database.create_index(_BY_PLACE, timeout=30.0)
         for index in (_BY_BADGE, _BY_PLACE):
             for problem in await session.database.check_index(index):
                 session.broken(f"{index!r}: {problem}")
+
+
+def _bulk_load(session: Session) -> BulkLoad:
+    plan = LoadPlan(_PEOPLE.name, "newcomers", _LOADED[0], b"", notify=False)
+    return BulkLoad(session.database, plan)
 
 
 async def _change(session: Session, tx: Transaction, row: bytes) -> None:
