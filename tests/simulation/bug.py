@@ -190,7 +190,7 @@ FIRST_SEEDS = {
     "kept cells are locked whatever was committed": 3,
     "lock only record collected once there is a newer commit": 1,
     "locks are read below their commit": 1,
-    "locks are set under any schema": 18,
+    "locks are set under any schema": 147,
     "locks resolved below any timestamp are enough": 2,
     "look under way joined": 98,
     "low water mark moved too far": 5,
