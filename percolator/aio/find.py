@@ -259,8 +259,9 @@ class _Lookup:
     async def rows(self, entries: Sequence[tuple[bytes, bytes]]) -> list[_Match]:
         """The rows of these entries. All of them must be there: the snapshot has both."""
         found = await self._read([row for _, row in entries])
+        most = self._reader.engine.row_bytes_max
         for (entry, row), cells in zip(entries, found, strict=True):
-            if indexes.entry_before(self._index, row, cells) != entry:
+            if indexes.entry_before(self._index, row, cells, most) != entry:
                 raise InvariantViolation(
                     f"index {self._index.name!r} of table {self._info.name!r} leads to row "
                     f"{quoted(row)}, which does not have these values; check it with `percolator "

@@ -157,12 +157,15 @@ class IndexBuild:
 
     def _entry(self, row: bytes, stored: Mapping[CellAddress, FoundCell]) -> CellAddress | None:
         try:
-            entry = self._index.entry(row, self._values(row, stored))
+            entry = self._required_entry(row, self._values(row, stored))
         except SchemaError as error:
             raise SchemaError(
                 f"{self._named()}, row {quoted(row)}: index {self._index.name!r}: {error.message}"
             ) from None
         return None if entry is None else CellAddress(self._index.table_id, entry, ENTRY)
+
+    def _required_entry(self, row: bytes, values: Mapping[bytes, bytes | None]) -> bytes | None:
+        return indexes.required_entry(self._index, row, values, self._engine.row_bytes_max)
 
     def _values(
         self, row: bytes, stored: Mapping[CellAddress, FoundCell]
@@ -216,7 +219,7 @@ class IndexBuild:
         for row, cells in page:
             values = {column: cell.value for column, cell in cells.items()}
             try:
-                entry = self._index.entry(row, values)
+                entry = self._required_entry(row, values)
             except SchemaError as error:
                 problems.append(f"row {quoted(row)}: {error.message}")
                 continue
@@ -233,10 +236,11 @@ class IndexBuild:
         """Entries whose row has other values."""
         rows = [cells[ENTRY].value or b"" for _, cells in page]
         stored = await reader.stored(self._cells(rows), self._engine.now() + self._timeout)
+        most = self._engine.row_bytes_max
         return [
             f"row {quoted(row)} has an entry for values that it does not have"
             for (entry, _), row in zip(page, rows, strict=True)
-            if indexes.entry_before(self._index, row, self._values(row, stored)) != entry
+            if indexes.entry_before(self._index, row, self._values(row, stored), most) != entry
         ]
 
 

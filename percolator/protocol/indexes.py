@@ -20,6 +20,9 @@ Rules, each with the failure that it prevents:
   snapshot. From the schema of a client that has not heard of a change, it would be found too late.
 - A unique entry has no row key in its name, so two transactions that give two rows one value
   conflict at the entry. One that begins later finds the entry, and is refused.
+- While a unique index is being built, rows may have one value: one written before the index, and
+  one since. A row that changes its value leaves the entry if it is the other's. Otherwise that row
+  would have none, and nobody would add it again.
 """
 
 from __future__ import annotations
@@ -88,8 +91,8 @@ async def with_entries(
     for (table_id, row), found in rows.items():
         for index in found:
             changes.change(index, table_id, row, stored)
-    if changes.claimed:
-        changes.require_unclaimed(await read([*changes.claimed]))
+    if changes.shared:
+        changes.settle(await read([*changes.shared]))
     return KeptIndexes(indexes, cells, cells.cells.keys() - written.cells.keys())
 
 
@@ -108,9 +111,14 @@ class _Changes:
         self._env = env
         self._cells = cells
         self._row_bytes_max = row_bytes_max
-        self.claimed: dict[CellAddress, _Claim] = {}
-        self._given_up: dict[CellAddress, bytes] = {}
-        """Entries that go, with the rows that had them."""
+        self._claimed: dict[CellAddress, _Claim] = {}
+        self._given_up: dict[CellAddress, list[bytes]] = {}
+        """Entries of unique indexes that go, with the rows that had these values."""
+
+    @property
+    def shared(self) -> set[CellAddress]:
+        """The entries that may be those of other rows: `settle` needs them as they are stored."""
+        return self._claimed.keys() | self._given_up.keys()
 
     def rows_written(
         self, indexes: Mapping[int, tuple[IndexDefinition, ...]]
@@ -142,7 +150,7 @@ class _Changes:
             own = self._cells.own_value(cell)
             if own is not None:
                 after[column] = own.value
-        old = entry_before(index, row, before)
+        old = entry_before(index, row, before, self._row_bytes_max)
         if old is None:
             self._lock(CellAddress(table_id, row, column) for column in index.names)
         new = self._entry_after(index, table_id, row, after)
@@ -150,16 +158,17 @@ class _Changes:
             return
         if old is not None:
             cell = CellAddress(index.table_id, old, ENTRY)
-            self._given_up[cell] = row
-            if cell not in self.claimed:
+            if index.unique:
+                self._given_up.setdefault(cell, []).append(row)
+            else:
                 self._cells.delete(cell)
         if new is not None:
             cell = CellAddress(index.table_id, new, ENTRY)
             if index.unique:
-                other = self.claimed.get(cell)
+                other = self._claimed.get(cell)
                 if other is not None:
                     raise self._violation(other, row)
-                self.claimed[cell] = _Claim(index, table_id, row)
+                self._claimed[cell] = _Claim(index, table_id, row)
             self._cells.put(cell, row)
 
     def _lock(self, cells: Iterable[CellAddress]) -> None:
@@ -175,23 +184,28 @@ class _Changes:
     ) -> bytes | None:
         where = f"{self._env.described(CellAddress(table_id, row, index.names[0]))}: "
         try:
-            entry = index.entry(row, values)
+            return required_entry(index, row, values, self._row_bytes_max)
         except SchemaError as error:
             raise SchemaError(f"{where}index {index.name!r}: {error.message}") from None
-        if entry is not None and len(entry) > self._row_bytes_max:
-            raise SchemaError(
-                f"{where}the entry in index {index.name!r} has {len(entry)} bytes, at most "
-                f"{self._row_bytes_max} allowed"
-            )
-        return entry
 
-    def require_unclaimed(self, found: Mapping[CellAddress, FoundCell]) -> None:
+    def settle(self, found: Mapping[CellAddress, FoundCell]) -> None:
+        """Judges the entries of unique indexes by the rows that have them."""
+        owners = {cell: known.value for cell, known in found.items()}
+        self.require_unclaimed(owners)
+        for cell, rows in self._given_up.items():
+            if cell in self._claimed:
+                continue
+            if owners.get(cell) in (None, *rows):
+                self._cells.delete(cell)
+            else:  # but whoever gives the entry to one of these rows must not miss the change
+                self._cells.lock(cell)
+
+    def require_unclaimed(self, owners: Mapping[CellAddress, bytes | None]) -> None:
         """Raises `UniqueViolation` if another row has one of the entries that were added. It may
         give it up in the same transaction."""
-        for cell, claim in self.claimed.items():
-            known = found.get(cell)
-            owner = None if known is None else known.value
-            if owner is not None and owner not in (claim.row, self._given_up.get(cell)):
+        for cell, claim in self._claimed.items():
+            owner = owners.get(cell)
+            if owner is not None and owner not in (claim.row, *self._given_up.get(cell, ())):
                 raise self._violation(claim, owner)
 
     def _violation(self, claim: _Claim, other: bytes) -> UniqueViolation:
@@ -207,13 +221,29 @@ class _Changes:
         )
 
 
-def entry_before(
-    index: IndexDefinition, row: bytes, values: Mapping[bytes, bytes | None]
+def required_entry(
+    index: IndexDefinition,
+    row: bytes,
+    values: Mapping[bytes, bytes | None],
+    row_bytes_max: int,
 ) -> bytes | None:
-    """The entry that a row has. Values that cannot be read were written before the index, and have
-    none."""
+    """The entry that a row must have. Raises `SchemaError` for values that cannot be indexed."""
+    entry = index.entry(row, values)
+    if entry is not None and len(entry) > row_bytes_max:
+        raise SchemaError(f"the entry has {len(entry)} bytes, at most {row_bytes_max} allowed")
+    return entry
+
+
+def entry_before(
+    index: IndexDefinition,
+    row: bytes,
+    values: Mapping[bytes, bytes | None],
+    row_bytes_max: int,
+) -> bytes | None:
+    """The entry that a row has. Values that cannot be indexed were written before the index, and
+    have none."""
     try:
-        return index.entry(row, values)
+        return required_entry(index, row, values, row_bytes_max)
     except SchemaError:
         return None
 

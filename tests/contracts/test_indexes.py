@@ -20,6 +20,7 @@ from percolator import (
     UsageError,
     codecs,
 )
+from percolator.aio.find import declared_index
 from percolator.protocol.indexes import DROPPED
 from tests.contracts.conftest import needs_tablets
 
@@ -235,6 +236,57 @@ def test_a_unique_index_is_refused_by_rows_that_contradict_it(db: Database) -> N
     assert keys(db, email, "a@x") == ["ann"]
 
 
+def begin_index(db: Database, column: Column[str]) -> None:
+    """Adds an index that is not built yet."""
+
+    async def add() -> None:
+        engine = db._asynchronous._engine
+        definition = declared_index(column).definition()
+        await engine.catalog.change_indexes(
+            column.table.name, add=[definition], deadline=engine.now() + 10.0
+        )
+
+    db._loop_thread.call(add)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_row_leaves_the_entry_of_another_with_the_same_value(db: Database, leaves: bool) -> None:
+    table = Table(f"shared-{uuid.uuid4().hex}")
+    plain = table.column("email", codecs.text)
+    db.create_table(table)
+    with db.transaction() as tx:
+        tx.set("ann", plain, "a@x")
+    email = Table(table.name).column("email", codecs.text, unique=True)
+    begin_index(db, email)
+    with db.transaction() as tx:
+        tx.set("kim", email, "a@x")  # the entry of "ann" is not there yet
+    with db.transaction() as tx:
+        if leaves:
+            tx.delete("ann", email)
+        else:
+            tx.set("ann", email, "b@x")
+    assert db.check_index(email) == []
+    with pytest.raises(UniqueViolation):
+        db.run(lambda tx: tx.set("bob", email, "a@x"))
+
+
+def test_a_value_that_is_too_long_for_an_index_can_be_replaced(db: Database) -> None:
+    table = Table(f"long-{uuid.uuid4().hex}")
+    plain = table.column("city", codecs.text)
+    db.create_table(table)
+    db.set_many((row, {plain: "x" * 5000}) for row in ("ann", "bob"))
+    city = Table(table.name).column("city", codecs.text, indexed=True)
+    too_long = "index 'city': the entry has 5005 bytes, at most 4096 allowed"
+    with pytest.raises(SchemaError, match=f"row 'ann': {too_long}"):
+        db.create_index(city)
+    assert len(db.check_index(city)) == 2
+    with db.transaction() as tx:
+        tx.set("ann", city, "Rome")
+        tx.delete("bob", city)
+    assert db.create_index(city) == 1
+    assert keys(db, city, "Rome") == ["ann"]
+
+
 def test_a_dropped_index_finds_nothing_and_can_be_made_again(db: Database, made: People) -> None:
     place(db, made, "ann", "Rome")
     db.drop_index(made.table, "city")
@@ -283,7 +335,7 @@ def test_what_an_index_cannot_do_is_refused(db: Database, made: People) -> None:
         with pytest.raises(SchemaError, match="shared transactions do not keep them yet"):
             share.finish()
     with pytest.raises(
-        SchemaError, match=r"entry in index 'by place' has 70011 bytes, at most 4096 allowed"
+        SchemaError, match=r"index 'by place': the entry has 70011 bytes, at most 4096 allowed"
     ):
         place(db, made, "bob", "x" * 70_000)
     with pytest.raises(InvalidArgument, match="expected an Index or an indexed Column"):
