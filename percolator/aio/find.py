@@ -95,15 +95,23 @@ async def found_rows(
     seconds = timeout or reader.timeout_seconds
     engine = reader.engine
     entries = scan_pages(engine.env, engine.cleanup, request, None, seconds, reader.statistics)
+    is_known = True
     async with aclosing(entries):
         reading = asyncio.ensure_future(anext(entries, None))
         try:
             await require_ready(reader, definition, deadline)
-        except BaseException:
+            page = await reading
+        except BaseException as error:
             reading.cancel()
-            await asyncio.wait({reading})  # a generator that runs cannot be closed
-            raise
-        page = await reading
+            # A generator that runs cannot be closed.
+            await asyncio.gather(reading, return_exceptions=True)
+            if not isinstance(error, SchemaError):
+                raise
+            schema = await reader.env.schemas.refresh(info.table_id, deadline)
+            if definition in schema.indexes:
+                raise
+            is_known = False
+            page = None
         while page is not None and (left is None or left > 0):
             for at in range(0, len(page), ROWS_AT_ONCE):
                 some = _listed(page[at : at + ROWS_AT_ONCE], written)
@@ -116,7 +124,11 @@ async def found_rows(
                 if left is not None:
                     left -= len(rows)
             page = await anext(entries, None)
-    if own and (left is None or left > 0):
+    if not is_known:  # it was dropped, and may have been made again
+        async with aclosing(found_rows(reader, search, columns, timeout)) as pages:
+            async for found_page in pages:
+                yield found_page
+    elif own and (left is None or left > 0):
         yield [(row, _shown(cells, names, prefixes)) for _, row, cells in own[:left]]
 
 

@@ -783,7 +783,9 @@ class Transaction(Reads):
             found = await reader.stored(missing, deadline) if missing else {}
             return found | reader.seen
 
-        return with_entries(engine.env, self._buffer.cells, read, engine.row_bytes_max, deadline)
+        return with_entries(
+            engine.env, self._buffer.cells, reader.start, read, engine.row_bytes_max, deadline
+        )
 
     def _prepare_commit(self, kept: KeptIndexes) -> Commit:
         engine, start, weak = self._engine, self._reader.start, self._buffer.weak

@@ -83,6 +83,7 @@ from percolator.protocol.conflicts import (
     require_same,
 )
 from percolator.protocol.environment import ROLLED_BACK, Environment, LockWait, Statistics
+from percolator.protocol.indexes import require_current_indexes
 from percolator.protocol.write_set import (
     MARGIN_SECONDS_MAX,
     Heartbeats,
@@ -440,7 +441,11 @@ class Commit:
         env, write = self._env, self._write
         versions: dict[int, int] = {}
         for table_id in {cell.table_id for cell in cells}:
-            versions[table_id] = (await env.schema(table_id, deadline)).version
+            try:
+                versions[table_id] = (await env.schema(table_id, deadline)).version
+            except SchemaError:
+                await require_current_indexes(env, write.indexes, write.start, deadline)
+                raise
         require_same_schemas(write, env.schemas.get)
         prewrites = [
             write.prewrite_step(cell, lock.min_commit, lock.ttl, versions[cell.table_id])
@@ -492,7 +497,7 @@ class Commit:
                 elif isinstance(answer, SchemaChanged):
                     unlocked.blocked.append(cell)
                 elif isinstance(answer, SchemaError) and write.is_entry(cell):
-                    problem = other_indexes(write)  # the index was dropped
+                    problem = other_indexes(write.start)  # the index was dropped
                 else:
                     problem = answer
         finally:

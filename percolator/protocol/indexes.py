@@ -37,7 +37,7 @@ from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.conflicts import MetLock, locked
 from percolator.protocol.environment import Environment
-from percolator.protocol.write_set import LOCK_KINDS, KeptIndexes, WriteSet
+from percolator.protocol.write_set import LOCK_KINDS, KeptIndexes, WriteSet, other_indexes
 from percolator.routing.cells import FoundCell, RangeRequest, RowRequest
 from percolator.v1.tabletserver_pb2 import RowRead
 
@@ -66,12 +66,17 @@ def without_indexes(env: Environment, cells: WriteSet) -> KeptIndexes | None:
 
 
 async def with_entries(
-    env: Environment, written: WriteSet, read: ReadCells, row_bytes_max: int, deadline: float
+    env: Environment,
+    written: WriteSet,
+    start: int,
+    read: ReadCells,
+    row_bytes_max: int,
+    deadline: float,
 ) -> KeptIndexes:
     """A write set with the entries of all indexes of its tables. What was written stays as it is.
 
-    Raises `UniqueViolation`; `SchemaError` for a value that cannot be indexed; and
-    `TransactionTooLarge`. Then the transaction can only be given up.
+    Raises `UniqueViolation`; `SchemaError` for a value that cannot be indexed; `ConflictError` if
+    an index was dropped; and `TransactionTooLarge`. Then the transaction can only be given up.
     """
     indexes = {
         table_id: (await env.schema(table_id, deadline)).indexes
@@ -92,8 +97,26 @@ async def with_entries(
         for index in found:
             changes.change(index, table_id, row, stored)
     if changes.shared:
-        changes.settle(await read([*changes.shared]))
+        try:
+            owners = await read([*changes.shared])
+        except SchemaError:
+            await require_current_indexes(env, indexes, start, deadline)
+            raise
+        changes.settle(owners)
     return KeptIndexes(indexes, cells, cells.cells.keys() - written.cells.keys())
+
+
+async def require_current_indexes(
+    env: Environment,
+    indexes: Mapping[int, tuple[IndexDefinition, ...]],
+    start: int,
+    deadline: float,
+) -> None:
+    """Called when a table has turned out to be gone. Raises `ConflictError` if it has the entries
+    of an index that was dropped: run again, the transaction knows that."""
+    for table_id, known in indexes.items():
+        if known and (await env.schemas.refresh(table_id, deadline)).indexes != known:
+            raise other_indexes(start, env.table_names(table_id))
 
 
 class _Claim(NamedTuple):

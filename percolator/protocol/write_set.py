@@ -534,16 +534,16 @@ def require_same_schemas(write: WriteSteps, schema_of: Callable[[int], TableSche
         if schema is not None and schema.indexes is not indexes:
             now = {one.table_id for one in schema.indexes}
             if now != {one.table_id for one in indexes}:
-                raise other_indexes(write, schema.codecs.table)
+                raise other_indexes(write.start, schema.codecs.table)
 
 
-def other_indexes(write: WriteSteps, table: str = "") -> ConflictError:
+def other_indexes(start: int, table: str = "") -> ConflictError:
     """The indexes of a table were changed under a transaction. Run again, it knows them."""
     named = f"table {table!r}" if table else "a table"
     return ConflictError(
         f"the indexes of {named} were changed while the transaction was running; nothing was "
         "committed",
-        start_timestamp=write.start,
+        start_timestamp=start,
     )
 
 

@@ -1,0 +1,67 @@
+"""Another client drops an index, or makes it again, while a program is at work."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from percolator import Column, ConflictError, RetryPolicy, SchemaError, Table, codecs
+from percolator.aio import Database
+from percolator.aio.connecting import connect_to
+from percolator.aio.transaction import Outcome
+from percolator.testing.cluster_in_memory import ADDRESS
+from percolator.testing.in_process_network import InProcessNetwork
+from percolator.world import World
+from tests.unit.connected import TWO_PHASES, Cluster, put
+
+people = Table("people")
+city = people.column("city", codecs.text, indexed=True)
+email = people.column("email", codecs.text, unique=True)
+
+
+@pytest.fixture
+@asynccontextmanager
+async def other(db: Database, cluster: Cluster) -> AsyncIterator[Database]:
+    """Another client. Both know the table, with its indexes and a row."""
+    await db.create_table(people)
+    await put(db, city, ann="Rome")
+    await put(db, email, ann="a@x")
+    clock = db.internal.engine.world.clock
+    world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(2))
+    async with await connect_to(world, [ADDRESS], TWO_PHASES, RetryPolicy()) as other:
+        yield other
+
+
+@pytest.mark.parametrize("column", [city, email], ids=["indexed", "unique"])
+@pytest.mark.parametrize("again", [False, True], ids=["dropped", "made again"])
+async def test_a_commit_with_entries_of_a_dropped_index_is_to_be_run_again(
+    db: Database, other: Database, column: Column[str], again: bool
+) -> None:
+    await other.drop_index(people, column.name.decode())
+    if again:
+        await other.create_index(column)
+    tx = db.transaction()
+    tx.set("ann", column, "new")
+    with pytest.raises(ConflictError, match="the indexes of .* were changed"):
+        await tx.commit()
+    assert tx.outcome is Outcome.ABORTED
+    await put(db, column, ann="newer")
+    if again:
+        assert await other.check_index(column) == []
+
+
+async def test_a_dropped_index_is_not_found(db: Database, other: Database) -> None:
+    await other.drop_index(people, "city")
+    async with db.snapshot() as snapshot:
+        with pytest.raises(SchemaError, match="table 'people' has no index 'city'"):
+            [row async for row in snapshot.find(city, "Rome")]
+
+
+async def test_an_index_that_was_made_again_is_found(db: Database, other: Database) -> None:
+    await other.drop_index(people, "city")
+    await other.create_index(city)
+    async with db.snapshot() as snapshot:
+        assert [row.key async for row in snapshot.find(city, "Rome")] == ["ann"]
