@@ -196,7 +196,10 @@ class _Changes:
 
     def _lock(self, cells: Iterable[CellAddress]) -> None:
         for cell in cells:
-            self._cells.lock(cell)
+            # A read lock of the program keeps writers out, too. It stays as it is: the primary is
+            # chosen from what the program writes.
+            if cell not in self._cells.cells:
+                self._cells.lock(cell)
 
     def _entry_after(
         self,

@@ -45,7 +45,7 @@ async def test_a_commit_with_entries_of_a_dropped_index_is_to_be_run_again(
         await other.create_index(column)
     tx = db.transaction()
     tx.set("ann", column, "new")
-    with pytest.raises(ConflictError, match="the indexes of .* were changed"):
+    with pytest.raises(ConflictError, match=r"the indexes of .* were changed"):
         await tx.commit()
     assert tx.outcome is Outcome.ABORTED
     await put(db, column, ann="newer")

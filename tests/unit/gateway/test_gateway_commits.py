@@ -540,6 +540,18 @@ async def test_one_gateway_commits_in_one_round_and_another_in_two_phases() -> N
             assert len(set(commits)) == 1
 
 
+async def test_a_read_lock_decides_in_a_table_with_an_index_too(
+    cluster: Cluster, one: Gateway, other: Gateway
+) -> None:
+    columns = [master_pb2.ColumnCodec(column=name, codec="raw") for name in (COLUMN, b"other")]
+    index = master_pb2.Index(name="both", columns=columns)
+    await cluster.change_indexes(master_pb2.ChangeIndexesRequest(table=TABLE, add=[index]))
+    start = await one.begin()
+    writes = [_read_lock(b"bob"), write(b"bob", b"1", column=b"other")]
+    await one.commit(start, writes)
+    assert await _resolved(other, start, *writes) == COMMITTED
+
+
 async def test_a_transaction_that_was_never_committed_is_resolved_and_stays_aborted(
     one: Gateway, other: Gateway, start: int
 ) -> None:
