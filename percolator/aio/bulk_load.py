@@ -141,7 +141,10 @@ class BulkLoad:
                 await self._each(_CLEAR, run, missing_ok=found.is_overtaken)
             elif not found.is_overtaken:
                 await self._mark_indexes()
-                return LoadTimestamps(run, await timestamps.get())
+                begun = LoadTimestamps(run, await timestamps.get())
+                # A build that has begun in between does not see what will be loaded.
+                await self._mark_indexes()
+                return begun
         raise UsageError(
             f"cannot begin the load: others keep locking or loading rows of table {table!r}"
         )

@@ -5,7 +5,8 @@ that nobody writes meanwhile:
 
     1. wait until locks are gone that were set before (protocol/indexes.py says why)
     2. read all rows of one snapshot, and add the entries that are missing, a few rows at a time
-    3. say in the table of entries that the index is complete
+    3. say in the table of entries that the index is complete, unless a bulk load has said since
+       that it is not: then begin again
 
 Any number of programs may do so at once, or one after the other: what is done stays done.
 """
@@ -68,6 +69,19 @@ class IndexBuild:
         Raises `UniqueViolation` if two rows have the same values in a unique index, and
         `SchemaError` for a value that cannot be indexed. Mend the row, and build again.
         """
+        while True:
+            known = await self._marked()
+            count = await self._add_all(progress)
+            if await self.mark(indexes.READY, since=known.commit_timestamp if known else 0):
+                return count
+            if await self.state() == indexes.DROPPED:
+                raise SchemaError(
+                    f"{self._named()}: index {self._index.name!r} is being dropped; drop it again "
+                    "before you create it"
+                )
+
+    async def _add_all(self, progress: Callable[[int], None] | None) -> int:
+        """Adds the entries that are missing in one snapshot; returns the number of rows."""
         engine, index, count = self._engine, self._index, 0
         await indexes.until_unlocked(
             engine.env, engine.cleanup, self._table_id, index.names, self._timeout
@@ -79,11 +93,6 @@ class IndexBuild:
                 count += len(page)
                 if progress is not None:
                     progress(count)
-        if not await self.mark(indexes.READY):
-            raise SchemaError(
-                f"{self._named()}: index {self._index.name!r} is being dropped; drop it again "
-                "before you create it"
-            )
         return count
 
     def _reader(self) -> Reader:
@@ -108,31 +117,42 @@ class IndexBuild:
 
     async def state(self) -> bytes | None:
         """State that readers are told; None before anybody has said anything."""
+        known = await self._marked()
+        return None if known is None else known.value
+
+    async def _marked(self) -> FoundCell | None:
         cell, reader = self._state_cell(), self._reader()
         try:
-            found = (await reader.stored([cell], self._engine.now() + self._timeout)).get(cell)
+            return (await reader.stored([cell], self._engine.now() + self._timeout)).get(cell)
         finally:
             reader.finish("is closed")
-        return None if found is None else found.value
 
     def _state_cell(self) -> CellAddress:
         return CellAddress(self._index.table_id, indexes.STATE_ROW, indexes.STATE)
 
-    async def mark(self, state: bytes) -> bool:
-        """Says to readers whether they may use the index, from this commit on. Returns False for an
-        index that is being dropped: it is no longer kept, or will not be in a moment."""
+    async def mark(self, state: bytes, *, since: int | None = None) -> bool:
+        """Says to readers whether they may use the index, from this commit on.
+
+        Returns False if it leaves the state as it is: the index is being dropped, so it is no
+        longer kept, or will not be in a moment; or it was marked as incomplete by a commit other
+        than the one of `since`, so a build that began after that one has not seen all rows.
+        """
         cell = self._state_cell()
-        known: FoundCell | None = None
+        is_left = False
 
         async def write(tx: Transaction, _: Sequence[bytes]) -> None:
-            nonlocal known
+            nonlocal is_left
             deadline = self._engine.now() + self._timeout
             known = (await tx.internal.versions([cell], deadline)).get(cell)
-            if known is None or known.value != indexes.DROPPED:
+            is_left = known is not None and (
+                known.value == indexes.DROPPED
+                or (known.value == indexes.BUILDING and since not in (None, known.commit_timestamp))
+            )
+            if not is_left:
                 tx.internal.writes.put(cell, state)
 
         await self._database.run(write, ())
-        return known is None or known.value != indexes.DROPPED
+        return not is_left
 
     async def _add_missing(self, tx: Transaction, rows: Sequence[bytes]) -> None:
         """Whoever changes one of the rows meanwhile deletes the entry: both conflict there."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 import pytest
 
 from percolator import Column, ConflictError, RetryPolicy, SchemaError, Table, codecs
 from percolator.aio import Database
 from percolator.aio.connecting import connect_to
+from percolator.aio.index_build import IndexBuild
 from percolator.aio.transaction import Outcome
+from percolator.protocol.indexes import BUILDING, READY
+from percolator.protocol.read import FoundRow
 from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.world import World
@@ -65,3 +69,27 @@ async def test_an_index_that_was_made_again_is_found(db: Database, other: Databa
     await other.create_index(city)
     async with db.snapshot() as snapshot:
         assert [row.key async for row in snapshot.find(city, "Rome")] == ["ann"]
+
+
+async def test_a_build_during_which_a_load_begins_reads_the_table_again(
+    db: Database, other: Database
+) -> None:
+    engine = other.internal.engine
+    info = await engine.catalog.table("people", engine.now() + 10.0)
+    loading = db._index(info, "city", None)
+
+    class Build(IndexBuild):
+        snapshots = 0
+
+        async def _pages(self, *arguments: Any) -> AsyncGenerator[list[FoundRow], None]:
+            self.snapshots += 1
+            async with aclosing(super()._pages(*arguments)) as pages:
+                async for page in pages:
+                    yield page
+            if self.snapshots == 1:
+                await loading.mark(BUILDING)
+
+    (index,) = [one for one in info.schema.indexes if one.name == "city"]
+    build = Build(other, engine, info.table_id, index, 10.0)
+    assert (await build.build(), build.snapshots) == (1, 2)
+    assert await loading.state() == READY
