@@ -253,6 +253,9 @@ class Index(Generic[K]):
             raise SchemaError(
                 f"the index name {name!r} has unprintable characters, or a space at either end"
             )
+        flag: object = unique
+        if not isinstance(flag, bool):
+            raise SchemaError(f"index {name!r}: unique must be a bool, got {type(flag).__name__}")
         if not 1 <= len(columns) <= INDEX_COLUMNS_MAX:
             raise SchemaError(
                 f"index {name!r}: expected 1 to {INDEX_COLUMNS_MAX} columns, got {len(columns)}"

@@ -163,6 +163,10 @@ _STORED = _T.column("anything", codecs.stored)
         (lambda: _T.index("i", *[_CITY] * 17), "index 'i': expected 1 to 16 columns, got 17"),
         (lambda: _T.index("i", _CITY, _CITY), "index 'i': .*'city'.* is named twice"),
         (
+            lambda: _T.column("city", codecs.text, unique="no"),  # type: ignore[arg-type]
+            "index 'city': unique must be a bool, got str",
+        ),
+        (
             lambda: _T.index("i", Table("other").column("city", codecs.text)),
             "index 'i': .*is not a column of table 'people'",
         ),
