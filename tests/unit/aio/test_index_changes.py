@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -10,16 +11,22 @@ from typing import Any
 import pytest
 
 from percolator import Column, ConflictError, RetryPolicy, SchemaError, Table, codecs
-from percolator.aio import Database
+from percolator.aio import Database, Transaction
 from percolator.aio.connecting import connect_to
 from percolator.aio.index_build import IndexBuild
 from percolator.aio.transaction import Outcome
+from percolator.protocol.commit import Commit
 from percolator.protocol.indexes import BUILDING, READY
 from percolator.protocol.read import FoundRow
 from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.testing.in_process_network import InProcessNetwork
+from percolator.v1 import master_pb2
 from percolator.world import World
-from tests.unit.connected import TWO_PHASES, Cluster, put
+from tests.simulation.planted_index_bugs import (
+    an_index_is_built_past_older_locks,
+    locks_are_set_under_any_schema,
+)
+from tests.unit.connected import TWO_PHASES, Cluster, balance, put
 
 people = Table("people")
 city = people.column("city", codecs.text, indexed=True)
@@ -93,3 +100,79 @@ async def test_a_build_during_which_a_load_begins_reads_the_table_again(
     build = Build(other, engine, info.table_id, index, 10.0)
     assert (await build.build(), build.snapshots) == (1, 2)
     assert await loading.state() == READY
+
+
+# Rules of clients that know different schemas. A seed of the simulator seldom has the interleaving
+# that shows a mistake in one of these two, so both are planted here.
+
+later = Table("later")
+plain = later.column("city", codecs.text)
+indexed = Table("later").column("city", codecs.text, indexed=True)
+PLANTED = pytest.mark.parametrize("is_planted", [False, True], ids=["correct", "planted"])
+
+
+async def write(tx: Transaction, column: Column[str]) -> None:
+    """Writes a row, in a transaction whose primary is in another table."""
+    tx.set("primary", balance, 1)
+    tx.set("ann", column, "Rome")
+
+
+@PLANTED
+async def test_a_client_that_has_not_heard_of_an_index_commits_nothing_without_its_entry(
+    db: Database,
+    other: Database,
+    cluster: Cluster,
+    is_planted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await db.create_table(later)
+    await put(db, plain, zoe="Bern")
+    await other.create_index(indexed)
+    asked = cluster.describe_table
+    if is_planted:
+        locks_are_set_under_any_schema(monkeypatch)
+        hearing = asyncio.Event()
+
+        async def wait(request: master_pb2.DescribeTableRequest) -> Any:
+            await hearing.wait()
+            return await asked(request)
+
+        monkeypatch.setattr(cluster, "describe_table", wait)
+        tx = db.transaction()
+        await write(tx, plain)
+        await tx.commit()
+        hearing.set()
+    else:
+        await db.run(write, plain)
+    assert (await other.check_index(indexed) != []) == is_planted
+
+
+@PLANTED
+async def test_a_build_waits_for_locks_that_were_set_without_entries(
+    db: Database, other: Database, is_planted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await db.create_table(later)
+    await put(db, plain, zoe="Bern")
+    locked, going_on = asyncio.Event(), asyncio.Event()
+    correct = Commit.take_commit_timestamp
+
+    async def wait(self: Commit, deadline: float) -> None:
+        if not locked.is_set():
+            locked.set()
+            await going_on.wait()
+        await correct(self, deadline)
+
+    monkeypatch.setattr(Commit, "take_commit_timestamp", wait)
+    if is_planted:
+        an_index_is_built_past_older_locks(monkeypatch)
+    tx = db.transaction()
+    await write(tx, plain)
+    committing = asyncio.ensure_future(tx.commit())
+    await locked.wait()
+    building = asyncio.ensure_future(other.create_index(indexed))
+    await db.internal.engine.world.clock.sleep(1.0)
+    assert building.done() == is_planted
+    going_on.set()
+    await committing
+    await building
+    assert (await other.check_index(indexed) != []) == is_planted
