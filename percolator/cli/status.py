@@ -162,6 +162,11 @@ class Overview:
     """The names of the parts that could not be fetched: what is empty there is not known."""
 
     @property
+    def shown_tables(self) -> list[pb.Table]:
+        """Without the tables that have the entries of indexes."""
+        return [table for table in self.tables if not table.index_of]
+
+    @property
     def row_store(self) -> str:
         """The row store that has the cells; empty if tablet servers have them."""
         return self.cluster.row_store.address
@@ -453,7 +458,7 @@ def _sums(overview: Overview) -> dict[str, float | None]:
     # They are only counted if it is known that their tablets are served.
     uncounted = missing & {"tables", "tablets", "dead letters"}
     return {
-        "tables": None if "tables" in missing else len(overview.tables),
+        "tables": None if "tables" in missing else len(overview.shown_tables),
         **(dict.fromkeys(tablets) if "tablets" in missing else tablets),
         "sessions": None if "sessions" in missing else len(overview.sessions),
         "dead_letters": None if uncounted else sum(overview.dead_letters.values()),
@@ -517,7 +522,7 @@ def _as_text(overview: Overview) -> Group:
 
 def _summary(overview: Overview) -> str:
     missing = overview.missing
-    tables = "tables: ?" if "tables" in missing else counted(len(overview.tables), "table")
+    tables = "tables: ?" if "tables" in missing else counted(len(overview.shown_tables), "table")
     found = len(overview.sessions)
     sessions = "sessions: ?" if "sessions" in missing else counted(found, "session")
     if overview.row_store:

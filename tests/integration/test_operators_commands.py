@@ -212,6 +212,7 @@ def test_an_index_is_created_shown_checked_and_dropped(cluster: LocalCluster) ->
     assert "dropped" in run(cluster, "index", "drop", "people", "by place")
     run(cluster, "index", "drop", "people", "city")
     assert asked(cluster, "tables", "describe", "people")["indexes"] == []
+    run(cluster, "tables", "delete", "people", "--yes")
 
 
 def test_every_stored_version_is_shown_raw(cluster: LocalCluster) -> None:
