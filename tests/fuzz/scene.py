@@ -222,9 +222,9 @@ class Scene:
         return await self._located(name)
 
     async def _located(self, name: str) -> FuzzTable:
-        asked = master_pb2.DescribeTableRequest(name=name)
+        asked = master_pb2.DescribeTableRequest(knows_indexes=True, name=name)
         table = (await self.call(self._master, methods.DESCRIBE_TABLE, asked)).table
-        where = master_pb2.LocateTabletsRequest(table_id=table.table_id)
+        where = master_pb2.LocateTabletsRequest(knows_indexes=True, table_id=table.table_id)
         found = await self.call(self._master, methods.LOCATE_TABLETS, where)
         tablets = tuple(
             TabletLocation(
@@ -498,13 +498,13 @@ class Canary:
         await database.set_many((row, {song: value}) for row, value in self._known.items())
         ids, tablet_ids = [], []
         for table in (birds, counters):
-            asked = master_pb2.DescribeTableRequest(name=table.name)
+            asked = master_pb2.DescribeTableRequest(knows_indexes=True, name=table.name)
             found = await scene.call(scene.cluster.address, methods.DESCRIBE_TABLE, asked)
             ids.append(found.table.table_id)
             located = await scene.call(
                 scene.cluster.address,
                 methods.LOCATE_TABLETS,
-                master_pb2.LocateTabletsRequest(table_id=found.table.table_id),
+                master_pb2.LocateTabletsRequest(knows_indexes=True, table_id=found.table.table_id),
             )
             tablet_ids += [one.tablet_id for one in located.locations]
         names = frozenset({birds.name, counters.name})

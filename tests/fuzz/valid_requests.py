@@ -337,7 +337,7 @@ VALID: dict[str, Make] = {
     ),
     f"{_V1}MasterService/ListTables": lambda s, c: master.ListTablesRequest(),
     f"{_V1}MasterService/DescribeTable": lambda s, c: master.DescribeTableRequest(
-        name=s.table.name
+        knows_indexes=True, name=s.table.name
     ),
     f"{_V1}MasterService/ChangeObservers": _change_observers,
     f"{_V1}MasterService/ReportBackfill": lambda s, c: master.ReportBackfillRequest(
@@ -380,7 +380,7 @@ VALID: dict[str, Make] = {
         table=f"loaded-{c.randrange(6)}", load="fuzzed", run=s.timestamp()
     ),
     f"{_V1}MasterService/LocateTablets": lambda s, c: master.LocateTabletsRequest(
-        table_id=s.table.table_id, range=cells.RowRange(start=SPLIT), limit=2
+        knows_indexes=True, table_id=s.table.table_id, range=cells.RowRange(start=SPLIT), limit=2
     ),
     f"{_V1}MasterService/ListTablets": lambda s, c: master.ListTabletsRequest(limit=5),
     f"{_V1}MasterService/DescribeCollection": lambda s, c: master.DescribeCollectionRequest(),

@@ -315,6 +315,7 @@ class Operator:
         )
         table = self._random.choice(tables.tables)
         found = await world.network.unary(master, methods.LOCATE_TABLETS)(
-            master_pb2.LocateTabletsRequest(table_id=table.table_id), _MASTERS_CALL_SECONDS
+            master_pb2.LocateTabletsRequest(knows_indexes=True, table_id=table.table_id),
+            _MASTERS_CALL_SECONDS,
         )
         return self._random.choice(found.locations).tablet_id
