@@ -211,6 +211,7 @@ FIRST_SEEDS = {
     "oracle begins before the epoch of the store": 87500865,
     "oracle believes its own clock": 6,
     "oracle on rows answers without a look": 336,
+    "other columns of an index are not locked": 14,
     "prewrite passes newer lock only commits": 173,
     "prewrite passes the note": 30,
     "read locks do not wait for writers on their way": 82,
