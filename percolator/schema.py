@@ -280,7 +280,7 @@ class Index(Generic[K]):
         self.unique = unique
 
     def definition(self) -> IndexDefinition:
-        """What a table's schema keeps of it."""
+        """The index as a table's schema keeps it."""
         columns = tuple((column.name, column.codec.name) for column in self.columns)
         return IndexDefinition(self.name, columns, self.unique)
 

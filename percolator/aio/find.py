@@ -30,22 +30,23 @@ from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import FoundCell, RangeRequest
 from percolator.schema import Column, Columns, Index, encoded_value, stored_names
 from percolator.timestamps import Timestamp
+from percolator.wire.table_indexes import described
 
 T = TypeVar("T")
 
 ROWS_AT_ONCE = 200
-"""How many rows are read at a time, besides those that the caller has."""
+"""Rows that are read at a time, besides the ones that the caller has."""
 
 FoundValues = tuple[bytes, dict[bytes, bytes]]
 """A row, and its values by column."""
 
 
 class Search(NamedTuple):
-    """What a program looks for."""
+    """The index and the values that a program looks for."""
 
     by: Index[Any] | Column[Any, Any]
     values: Sequence[object]
-    """Of its first columns."""
+    """Values of its first columns."""
     start: object = None
     end: object = None
     prefix: object = None
@@ -112,7 +113,7 @@ async def found_rows(
                 raise
             is_known = False
             page = None
-        while page is not None and (left is None or left > 0):
+        while page is not None:
             for at in range(0, len(page), ROWS_AT_ONCE):
                 some = _listed(page[at : at + ROWS_AT_ONCE], written)
                 lookup.deadline = reader.deadline(timeout)
@@ -123,12 +124,14 @@ async def found_rows(
                     yield [(row, _shown(cells, names, prefixes)) for _, row, cells in rows]
                 if left is not None:
                     left -= len(rows)
+                    if not left:
+                        return
             page = await anext(entries, None)
     if not is_known:  # it was dropped, and may have been made again
         async with aclosing(found_rows(reader, search, columns, timeout)) as pages:
             async for found_page in pages:
                 yield found_page
-    elif own and (left is None or left > 0):
+    elif own:
         yield [(row, _shown(cells, names, prefixes)) for _, row, cells in own[:left]]
 
 
@@ -156,18 +159,14 @@ async def known_index(
                 declared = index.definition()
                 if one.columns != declared.columns:
                     raise SchemaError(
-                        f"table {info.name!r}: index {one.name!r} is over {_described(one)}, and "
-                        f"the program declares {_described(declared)}"
+                        f"table {info.name!r}: index {one.name!r} is {described(one)}, and "
+                        f"the program declares one {described(declared)}"
                     )
                 return one
     raise SchemaError(
         f"table {info.name!r} has no index {index.name!r}: declare it before the table is created, "
         f"or add it with db.create_index(...) or `percolator index create`"
     )
-
-
-def _described(index: IndexDefinition) -> str:
-    return ", ".join(f"{quoted(column)} ({codec})" for column, codec in index.columns)
 
 
 async def require_ready(reader: Reader, index: IndexDefinition, deadline: float) -> None:

@@ -775,7 +775,7 @@ class Transaction(Reads):
         self._reader.require_open()
 
     def _with_entries(self, deadline: float) -> Coroutine[Any, Any, KeptIndexes]:
-        """What it writes, with the entries of all indexes of its tables."""
+        """The write set, with the entries of all indexes of its tables."""
         engine, reader = self._engine, self._reader
 
         async def read(cells: list[CellAddress]) -> Mapping[CellAddress, FoundCell]:

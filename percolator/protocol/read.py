@@ -321,7 +321,7 @@ AHEAD_BYTES_MAX = 4 << 20
 """How much of each tablet may wait for the caller, unless one page has more. It is no number of
 pages: most have few rows or none, and with few of them ahead, only one tablet would be read."""
 _CELL_BYTES = 256
-"""What a cell takes in memory, besides its value, and a page without any."""
+"""Memory of a cell, besides its value, and of a page without cells."""
 
 
 async def _read_ahead(

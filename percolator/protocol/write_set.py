@@ -259,7 +259,7 @@ _NO_INDEXES: Mapping[int, tuple[IndexDefinition, ...]] = {}
 
 
 class KeptIndexes(NamedTuple):
-    """What was added to a write set for the indexes of its tables."""
+    """A write set with the entries that were added for the indexes of its tables."""
 
     indexes: Mapping[int, tuple[IndexDefinition, ...]]
     """By table, as they were known then."""

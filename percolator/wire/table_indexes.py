@@ -67,9 +67,9 @@ class ChangedIndexes(NamedTuple):
     """The indexes of a table after a change."""
 
     kept: tuple[IndexDefinition, ...]
-    """Those that it had before, and still has."""
+    """Indexes that it had before, and still has."""
     added: tuple[IndexDefinition, ...]
-    """Those that it gets: each needs a table for its entries."""
+    """Indexes that it gets: each needs a table for its entries."""
 
 
 def changed_indexes(

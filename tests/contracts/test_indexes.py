@@ -1,4 +1,4 @@
-"""What every `Database` on tablets does with secondary indexes."""
+"""Secondary indexes, in every kind of `Database` on tablets."""
 
 from __future__ import annotations
 

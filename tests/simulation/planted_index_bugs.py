@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from percolator.aio import find
@@ -19,8 +21,8 @@ def locks_are_set_under_any_schema(patch: Patch) -> None:
     correct = WriteSteps.prewrite_step
 
     @in_place_of(patch, WriteSteps, "prewrite_step")
-    def wrong(self: WriteSteps, *arguments: object) -> CellMutation:
-        return correct(self, *arguments)._replace(schema_version=ANY_SCHEMA)  # type: ignore[arg-type]
+    def wrong(self: WriteSteps, *arguments: Any) -> CellMutation:
+        return correct(self, *arguments)._replace(schema_version=ANY_SCHEMA)
 
 
 def a_commit_goes_on_under_another_schema(patch: Patch) -> None:

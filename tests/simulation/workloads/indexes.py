@@ -53,7 +53,7 @@ _LOOKS_SHARE = 0.35
 
 
 class Indexed(Workload):
-    """What an index finds is what is there."""
+    """An index finds the rows that a scan finds."""
 
     leaves_behind = True
 
