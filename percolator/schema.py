@@ -53,6 +53,12 @@ SINKS_NAME = INTERNAL_PREFIX + "sinks"
 INTERNAL_TABLES = frozenset({CATALOGUES_NAME, DEAD_LETTERS_NAME, SHARED_NAME, SINKS_NAME})
 
 
+def _require_flag(where: str, name: str, flag: object) -> None:
+    """Refuses what is no bool: a text such as "no" would count as true."""
+    if not isinstance(flag, bool):
+        raise SchemaError(f"{where}: {name} must be a bool, got {type(flag).__name__}")
+
+
 def _name(what: str, name: object, bytes_max: int) -> bytes:
     try:
         encoded = name.encode() if isinstance(name, str) else name
@@ -106,6 +112,8 @@ class Table(Generic[K]):
         two rows have the same value in it, and it is indexed, too.
         """
         column: Column[T, K] = Column(self, name, codec)
+        _require_flag(f"column {name!r}", "indexed", indexed)
+        _require_flag(f"column {name!r}", "unique", unique)
         if indexed or unique:
             try:
                 text = column.name.decode()
@@ -253,9 +261,7 @@ class Index(Generic[K]):
             raise SchemaError(
                 f"the index name {name!r} has unprintable characters, or a space at either end"
             )
-        flag: object = unique
-        if not isinstance(flag, bool):
-            raise SchemaError(f"index {name!r}: unique must be a bool, got {type(flag).__name__}")
+        _require_flag(f"index {name!r}", "unique", unique)
         if not 1 <= len(columns) <= INDEX_COLUMNS_MAX:
             raise SchemaError(
                 f"index {name!r}: expected 1 to {INDEX_COLUMNS_MAX} columns, got {len(columns)}"

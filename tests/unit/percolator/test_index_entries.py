@@ -163,8 +163,16 @@ _STORED = _T.column("anything", codecs.stored)
         (lambda: _T.index("i", *[_CITY] * 17), "index 'i': expected 1 to 16 columns, got 17"),
         (lambda: _T.index("i", _CITY, _CITY), "index 'i': .*'city'.* is named twice"),
         (
-            lambda: _T.column("city", codecs.text, unique="no"),  # type: ignore[arg-type]
-            "index 'city': unique must be a bool, got str",
+            lambda: _T.index("i", _CITY, unique="no"),  # type: ignore[arg-type]
+            "index 'i': unique must be a bool, got str",
+        ),
+        (
+            lambda: _T.column("city", codecs.text, unique=None),  # type: ignore[arg-type]
+            "column 'city': unique must be a bool, got NoneType",
+        ),
+        (
+            lambda: _T.column("city", codecs.text, indexed="no"),  # type: ignore[arg-type]
+            "column 'city': indexed must be a bool, got str",
         ),
         (
             lambda: _T.index("i", Table("other").column("city", codecs.text)),
