@@ -72,7 +72,7 @@ from percolator.retries import Attempts, RetryPolicy, awaited, require_policy, r
 from percolator.routing.catalog import TableInfo
 from percolator.schema import Column, Index, Readable, Table, encoded_key
 from percolator.timestamps import Timestamp
-from percolator.v1.master_pb2 import Codecs, TableOptions
+from percolator.v1.master_pb2 import Codecs, RemovedIndex, TableOptions
 from percolator.wire.table_indexes import ENTRIES_PREFIX
 
 # What the rest of the library needs from a database, and programs do not: `Database.internal`.
@@ -404,11 +404,13 @@ class Database:
         self._engine.require_indexes_possible()
         catalog = self._engine.catalog
         await catalog.describe(table.name, deadline)
-        info = catalog.known(table.name)
-        if info is not None and any(one.name == name for one in info.schema.indexes):
+        info = await catalog.table(table.name, deadline)
+        known = {one.name: one.table_id for one in info.schema.indexes}
+        if name in known:
             # Before any commit leaves its entries out.
             await self._index(info, name, timeout).mark(DROPPED)
-        await catalog.change_indexes(table.name, remove=[name], deadline=deadline)
+        removed = RemovedIndex(name=name, table_id=known.get(name, 0))
+        await catalog.change_indexes(table.name, remove=[removed], deadline=deadline)
 
     async def check_index(
         self, index: Index[Any] | Column[Any], *, timeout: float | None = None

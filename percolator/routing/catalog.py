@@ -561,7 +561,7 @@ class Catalog:
         self,
         name: str,
         add: Iterable[IndexDefinition] = (),
-        remove: Iterable[str] = (),
+        remove: Iterable[pb.RemovedIndex] = (),
         *,
         deadline: float,
     ) -> TableInfo:

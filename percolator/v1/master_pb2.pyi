@@ -287,8 +287,16 @@ class ChangeIndexesRequest(_message.Message):
     REMOVE_FIELD_NUMBER: _ClassVar[int]
     table: str
     add: _containers.RepeatedCompositeFieldContainer[Index]
-    remove: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, table: _Optional[str] = ..., add: _Optional[_Iterable[_Union[Index, _Mapping]]] = ..., remove: _Optional[_Iterable[str]] = ...) -> None: ...
+    remove: _containers.RepeatedCompositeFieldContainer[RemovedIndex]
+    def __init__(self, table: _Optional[str] = ..., add: _Optional[_Iterable[_Union[Index, _Mapping]]] = ..., remove: _Optional[_Iterable[_Union[RemovedIndex, _Mapping]]] = ...) -> None: ...
+
+class RemovedIndex(_message.Message):
+    __slots__ = ("name", "table_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    table_id: int
+    def __init__(self, name: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...
 
 class ChangeIndexesResponse(_message.Message):
     __slots__ = ("table",)

@@ -81,11 +81,12 @@ def changed_indexes(
     require_no_entries(table.name, table.index_of)
     wanted = require_indexes("add", request.add)
     known = {one.name: one for one in indexes_of(table.indexes)}
-    for number, name in enumerate(request.remove):
-        if any(one.name == name for one in wanted):
-            raise InvalidArgument(f"remove[{number}]", f"index {name!r} is to be added, too")
-        if name not in known and entries_name(table.table_id, name) not in entries:
-            raise no_index(table.name, name)
+    for number, gone in enumerate(request.remove):
+        if any(one.name == gone.name for one in wanted):
+            raise InvalidArgument(f"remove[{number}]", f"index {gone.name!r} is to be added, too")
+        is_left = gone.name in known or entries_name(table.table_id, gone.name) in entries
+        if not gone.table_id and not is_left:
+            raise no_index(table.name, gone.name)
     for one in wanted:
         if one.name in known and not known[one.name].declares_same(one):
             raise SchemaError(
@@ -93,7 +94,8 @@ def changed_indexes(
                 f", not {described(one)}; drop it first, or choose another name",
                 table=table.name,
             )
-    kept = tuple(one for one in known.values() if one.name not in request.remove)
+    removed = {(one.name, one.table_id) for one in request.remove}
+    kept = tuple(one for one in known.values() if (one.name, one.table_id) not in removed)
     added = tuple(one for one in wanted if one.name not in known)
     if len(kept) + len(added) > INDEXES_MAX:
         raise InvalidArgument("add", f"{table.name!r} would have more than {INDEXES_MAX} indexes")

@@ -394,7 +394,7 @@ class TableChanges(ABC, Generic[MapT]):
             )
         # Also if nothing changed: the call that made the change may have given up waiting.
         await self._until_indexed(table, deadline)
-        for name in (*request.remove, *(one.name for one in request.add)):
+        for name in (*(one.name for one in request.remove), *(one.name for one in request.add)):
             await self._until_out_of_use(entries_name(table.table_id, name), deadline)
         return table
 

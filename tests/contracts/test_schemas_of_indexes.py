@@ -12,6 +12,7 @@ import pytest
 from percolator import Column, Database, InvalidArgument, SchemaError, Table, codecs
 from percolator.codecs.indexes import IndexDefinition
 from percolator.v1 import master_pb2
+from percolator.v1.master_pb2 import RemovedIndex
 from tests.contracts.conftest import needs_tablets
 from tests.contracts.test_tables import alter, described, kept
 
@@ -143,6 +144,9 @@ def change_indexes(
     async def change() -> None:
         engine = db._asynchronous.internal.engine
         deadline = engine.now() + 10.0
-        await engine.catalog.change_indexes(indexed.table.name, add, remove, deadline=deadline)
+        info = await engine.catalog.table(indexed.table.name, deadline)
+        known = {one.name: one.table_id for one in info.schema.indexes}
+        removed = [RemovedIndex(name=name, table_id=known.get(name, 0)) for name in remove]
+        await engine.catalog.change_indexes(indexed.table.name, add, removed, deadline=deadline)
 
     db._loop_thread.call(change)

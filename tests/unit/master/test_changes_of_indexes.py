@@ -47,8 +47,11 @@ def index(name: str = "by city", /, *, unique: bool = False, **columns: str) -> 
 async def change(
     world: ModelCluster, *add: pb.Index, remove: tuple[str, ...] = (), seconds: float = 5.0
 ) -> pb.Table:
-    request = {"table": "t", "add": add, "remove": remove}
-    return (await world.call(methods.CHANGE_INDEXES, seconds, **request)).table
+    table = await described(world)
+    known = {one.name: one.table_id for one in table.indexes}
+    removed = [pb.RemovedIndex(name=name, table_id=known.get(name, 0)) for name in remove]
+    request = pb.ChangeIndexesRequest(table="t", add=add, remove=removed)
+    return (await world.ask(methods.CHANGE_INDEXES, request, seconds)).table
 
 
 def tables(world: ModelCluster) -> dict[str, Table]:
@@ -161,6 +164,22 @@ async def test_an_index_that_was_removed_half_way_is_made_anew(world: ModelClust
         after.table_id,
         after.indexes[0].table_id,
     }
+
+
+@on_two_servers
+async def test_a_late_copy_of_a_removal_leaves_what_was_made_since(world: ModelCluster) -> None:
+    await create(world)
+    (before,) = (await change(world, index())).indexes
+    removed = pb.RemovedIndex(name=before.name, table_id=before.table_id)
+    request = pb.ChangeIndexesRequest(table="t", remove=[removed])
+    await world.ask(methods.CHANGE_INDEXES, request)
+    answer = await world.ask(methods.CHANGE_INDEXES, request)  # its first answer was lost
+    assert not answer.table.indexes
+    table = await change(world, index())
+    for table_id in (before.table_id, 0):  # or from who has seen that it is in no schema
+        request.remove[0].table_id = table_id
+        assert (await world.ask(methods.CHANGE_INDEXES, request)).table == table
+    assert table.indexes[0].table_id in {one.table_id for one in tables(world).values()}
 
 
 @on_two_servers
@@ -351,7 +370,8 @@ async def test_a_client_learns_of_indexes_with_the_version_of_the_schema(
     later = await other.refresh(table_id, deadline)
     assert later.version == learnt.version + 1
     assert later.indexes is learnt.indexes
-    removed = await catalog.change_indexes("t", remove=["by city"], deadline=deadline)
+    gone = pb.RemovedIndex(name=added.name, table_id=added.table_id)
+    removed = await catalog.change_indexes("t", remove=[gone], deadline=deadline)
     assert removed.schema.indexes == ()
 
 

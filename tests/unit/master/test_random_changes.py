@@ -259,17 +259,10 @@ class RandomChanges:
             if answer is not None:
                 assert [one.ready_at for one in answer.table.indexes if one.name == "added"] == [0]
                 self._acknowledged(name, answer.table)
-        else:
-            await self._remove_index(name)
-
-    async def _remove_index(self, name: Name) -> None:
-        removed = pb.ChangeIndexesRequest(table=name.name, remove=["added"])
-        try:
-            answer = await self._ask(name, methods.CHANGE_INDEXES, removed)
-        except SchemaError:
-            # An attempt without an answer has removed it, and nothing of its entries is left.
-            name.is_certain = False
             return
+        removed = pb.RemovedIndex(name=known.name, table_id=known.table_id)
+        request = pb.ChangeIndexesRequest(table=name.name, remove=[removed])
+        answer = await self._ask(name, methods.CHANGE_INDEXES, request)
         if answer is not None:
             assert "added" not in [one.name for one in answer.table.indexes]
             self._acknowledged(name, answer.table)
