@@ -8,7 +8,7 @@ take their places among the others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +25,7 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.protocol import indexes
+from percolator.protocol.environment import Environment
 from percolator.protocol.read import scan_pages
 from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import FoundCell, RangeRequest
@@ -36,6 +37,8 @@ T = TypeVar("T")
 
 ROWS_AT_ONCE = 200
 """Rows that are read at a time, besides the ones that the caller has."""
+BYTES_AT_ONCE = 16 << 20
+"""Fewer rows are read at a time if they have more, and one at least."""
 
 FoundValues = tuple[bytes, dict[bytes, bytes]]
 """A row, and its values by column."""
@@ -72,35 +75,92 @@ async def found_rows(
     names, prefixes = stored_names(index.table, columns)
     info = await reader.info(index.table, deadline)
     info.codecs.require(index.table, columns)
-    definition = await known_index(reader, info, index, deadline)
-    first, last = _bounds(definition, index, search)
+
+    async def range_of_entries() -> EntryRange:
+        definition = await known_index(reader, info, index, reader.deadline(timeout))
+
+        def encoded(place: int, _: str, value: object) -> bytes:
+            return encoded_value(index.columns[place], "(index)", value)
+
+        limits = (search.start, search.end, search.prefix)
+        return EntryRange(definition, *bounds(definition, search.values, limits, encoded))
+
+    first = await range_of_entries()
     if reader.late:
         await reader.late.settle(deadline)
-    if search.limit == 0 or (last and first >= last):
+    if search.limit == 0:
         return
-    wanted = None if names is None else list(dict.fromkeys((*names, *definition.names)))
-    lookup = _Lookup(reader, info, definition, wanted, prefixes, deadline)
+    wanted = Wanted(names, prefixes, search.reverse, search.limit)
+    pages = found_matches(reader, info, first, range_of_entries, wanted, timeout)
+    async with aclosing(pages):
+        async for page in pages:
+            yield [(one.row, _values(one.cells)) for one in page]
+
+
+class EntryRange(NamedTuple):
+    """The entries of an index from the first one, and before the last one."""
+
+    definition: IndexDefinition
+    first: bytes
+    last: bytes
+    """Empty if there is no end."""
+
+
+class Wanted(NamedTuple):
+    """The columns and the rows that are to be found."""
+
+    names: list[bytes] | None
+    """None means all columns."""
+    prefixes: tuple[bytes, ...]
+    reverse: bool
+    limit: int | None
+
+
+class Match(NamedTuple):
+    """A row that was found."""
+
+    entry: bytes
+    row: bytes
+    cells: Mapping[bytes, FoundCell | None]
+    """By column; those without a value are among them."""
+
+
+async def found_matches(
+    reader: Reader,
+    info: TableInfo,
+    entries: EntryRange,
+    again: Callable[[], Awaitable[EntryRange]],
+    wanted: Wanted,
+    timeout: float | None,
+) -> AsyncGenerator[list[Match], None]:
+    """Yields the rows to which the entries lead, in their order, some at a time, each with the
+    wanted columns. `again` says what to look for if the index was dropped and made again."""
+    index, first, last = entries
+    if last and first >= last:
+        return
+    deadline = reader.deadline(timeout)
+    lookup = _Lookup(reader, info, index, wanted, deadline)
     own = await lookup.own_rows(first, last)
-    own.sort(reverse=search.reverse)
-    written = frozenset(row for _, row, _ in own) | lookup.unmatched
-    left = search.limit
+    own.sort(reverse=wanted.reverse)
+    written = frozenset(one.row for one in own) | lookup.unmatched
+    left = wanted.limit
     request = RangeRequest(
-        definition.table_id,
+        index.table_id,
         first,
         last,
         (ENTRY,),
         reader.start or await reader.begin(deadline),
-        reverse=search.reverse,
+        reverse=wanted.reverse,
         row_limit=0 if left is None else left + len(written),
     )
     seconds = timeout or reader.timeout_seconds
     engine = reader.engine
-    entries = scan_pages(engine.env, engine.cleanup, request, None, seconds, reader.statistics)
+    scan = scan_pages(engine.env, engine.cleanup, request, None, seconds, reader.statistics)
     is_known = True
-    async with aclosing(entries):
-        reading = asyncio.ensure_future(anext(entries, None))
+    async with aclosing(scan):
+        reading = asyncio.ensure_future(anext(scan, None))
         try:
-            await require_ready(reader, definition, deadline)
+            await require_ready(reader, index, deadline)
             page = await reading
         except BaseException as error:
             reading.cancel()
@@ -109,30 +169,32 @@ async def found_rows(
             if not isinstance(error, SchemaError):
                 raise
             schema = await reader.env.schemas.refresh(info.table_id, deadline)
-            if definition in schema.indexes:
+            if index in schema.indexes:
                 raise
             is_known = False
             page = None
         while page is not None:
-            for at in range(0, len(page), ROWS_AT_ONCE):
-                some = _listed(page[at : at + ROWS_AT_ONCE], written)
+            listed = _listed(page, written)
+            while listed:
                 lookup.deadline = reader.deadline(timeout)
-                found = await lookup.rows(some)
+                found = await lookup.rows(listed)
+                del listed[: len(found)]
                 reader.require_open()
-                rows = [*_merged(own, found, reverse=search.reverse)][:left]
+                rows = [*_merged(own, found, reverse=wanted.reverse)][:left]
                 if rows:
-                    yield [(row, _shown(cells, names, prefixes)) for _, row, cells in rows]
+                    yield [lookup.shown(one) for one in rows]
                 if left is not None:
                     left -= len(rows)
                     if not left:
                         return
-            page = await anext(entries, None)
+            page = await anext(scan, None)
     if not is_known:  # it was dropped, and may have been made again
-        async with aclosing(found_rows(reader, search, columns, timeout)) as pages:
-            async for found_page in pages:
-                yield found_page
+        newer = found_matches(reader, info, await again(), again, wanted, timeout)
+        async with aclosing(newer):
+            async for matches in newer:
+                yield matches
     elif own:
-        yield [(row, _shown(cells, names, prefixes)) for _, row, cells in own[:left]]
+        yield [lookup.shown(one) for one in own[:left]]
 
 
 def declared_index(index: object) -> Index[Any]:
@@ -151,22 +213,31 @@ async def known_index(
     reader: Reader, info: TableInfo, index: Index[Any], deadline: float
 ) -> IndexDefinition:
     """The index as the cluster has it. Raises `SchemaError` if it has none, or another one."""
-    schemas = reader.env.schemas
-    for schema in (schemas.get(info.table_id), None):
-        schema = schema or await schemas.refresh(info.table_id, deadline)
-        for one in schema.indexes:
-            if one.name == index.name:
-                declared = index.definition()
-                if one.columns != declared.columns:
-                    raise SchemaError(
-                        f"table {info.name!r}: index {one.name!r} is {described(one)}, and "
-                        f"the program declares one {described(declared)}"
-                    )
-                return one
+    one = await index_named(reader.env, info.table_id, index.name, deadline)
+    if one is not None:
+        declared = index.definition()
+        if one.columns != declared.columns:
+            raise SchemaError(
+                f"table {info.name!r}: index {one.name!r} is {described(one)}, and "
+                f"the program declares one {described(declared)}"
+            )
+        return one
     raise SchemaError(
         f"table {info.name!r} has no index {index.name!r}: declare it before the table is created, "
         f"or add it with db.create_index(...) or `percolator index create`"
     )
+
+
+async def index_named(
+    env: Environment, table_id: int, name: str, deadline: float
+) -> IndexDefinition | None:
+    """The index of this name as the cluster has it; None if the table has none."""
+    for schema in (env.schemas.get(table_id), None):
+        schema = schema or await env.schemas.refresh(table_id, deadline)
+        for one in schema.indexes:
+            if one.name == name:
+                return one
+    return None
 
 
 async def require_ready(reader: Reader, index: IndexDefinition, deadline: float) -> None:
@@ -190,44 +261,51 @@ async def require_ready(reader: Reader, index: IndexDefinition, deadline: float)
     )
 
 
-def _bounds(index: IndexDefinition, declared: Index[Any], search: Search) -> tuple[bytes, bytes]:
-    """The entries from the first one, and before the last one; an empty end means no end."""
-    columns, values = declared.columns, search.values
+def bounds(
+    index: IndexDefinition,
+    values: Sequence[T],
+    limits: tuple[T | None, T | None, T | None],
+    encoded: Callable[[int, str, T], bytes],
+) -> tuple[bytes, bytes]:
+    """The entries from the first one, and before the last one; an empty end means no end.
+
+    `values` are those of the first columns; `limits`, which are start, end and prefix, are about
+    the next one. `encoded` is called with the place of a column in the index, the name of what is
+    given for it, and the value.
+    """
+    columns, (start, end, prefix) = index.columns, limits
     if len(values) > len(columns):
         raise InvalidArgument("values", f"index {index.name!r} has {len(columns)} columns")
-    has_range = not search.start is search.end is search.prefix is None
+    has_range = not start is end is prefix is None
     if has_range and len(values) == len(columns):
         raise InvalidArgument(
             "start", f"index {index.name!r} has no column after the values that are given"
         )
+    parts = [encoded(place, f"values[{place}]", value) for place, value in enumerate(values)]
 
-    def part(count: int, *last: object) -> bytes:
-        given = zip(columns, (*values[:count], *last), strict=False)
-        return index.parts([encoded_value(column, "(index)", value) for column, value in given])
+    def part(name: str, value: T) -> bytes:
+        return index.parts([*parts, encoded(len(parts), name, value)])
 
-    base = part(len(values))
+    base = index.parts(parts)
     first, last = base, after_prefix(base) if base else b""
     if not has_range:
         return first, last
-    if search.prefix is not None:
-        column = columns[len(values)]
-        if column.codec.name not in ("raw", "text"):
-            raise InvalidArgument("prefix", f"values of codec {column.codec.name} have no prefixes")
-        begin = part(len(values), search.prefix)[: -len(_PART_END)]
+    if prefix is not None:
+        _, codec = columns[len(values)]
+        if codec not in ("raw", "text"):
+            raise InvalidArgument("prefix", f"values of codec {codec} have no prefixes")
+        begin = part("prefix", prefix)[: -len(_PART_END)]
         first, last = begin, after_prefix(begin)
-    if search.start is not None:
-        first = max(first, part(len(values), search.start))
-    if search.end is not None:
-        end = part(len(values), search.end)
-        last = min(last, end) if last else end
+    if start is not None:
+        first = max(first, part("start", start))
+    if end is not None:
+        before = part("end", end)
+        last = min(last, before) if last else before
     return first, last
 
 
 _PART_END = b"\x00\x00"
 """The end of a text in an entry (codecs/values.py)."""
-
-_Match = tuple[bytes, bytes, dict[bytes, bytes]]
-"""An entry, the row that it leads to, and the values of that row by column."""
 
 
 class _Lookup:
@@ -238,20 +316,23 @@ class _Lookup:
         reader: Reader,
         info: TableInfo,
         index: IndexDefinition,
-        names: list[bytes] | None,
-        prefixes: tuple[bytes, ...],
+        wanted: Wanted,
         deadline: float,
     ) -> None:
         self._reader = reader
         self._info = info
         self._index = index
-        self._names = names
-        self._prefixes = prefixes
+        self._shown = wanted.names
+        self._names = None
+        if wanted.names is not None:
+            self._names = list(dict.fromkeys((*wanted.names, *index.names)))
+        self._prefixes = wanted.prefixes
         self.deadline = deadline
         self.unmatched: frozenset[bytes] = frozenset()
         """Rows that the transaction has written, and that do not match."""
+        self._at_once = ROWS_AT_ONCE
 
-    async def own_rows(self, first: bytes, last: bytes) -> list[_Match]:
+    async def own_rows(self, first: bytes, last: bytes) -> list[Match]:
         """The rows that match and that the transaction has written."""
         own = self._reader.own
         if own is None or not own.cells:
@@ -259,33 +340,60 @@ class _Lookup:
         rows = indexes.written_rows(own, self._info.table_id, self._index)
         if not rows:
             return []
-        found: list[_Match] = []
+        found: list[Match] = []
         for row, cells in zip(rows, await self._read(rows), strict=True):
-            entry = self._index.entry(row, cells)
+            entry = self._index.entry(row, _values(cells))
             if entry is not None and first <= entry and (not last or entry < last):
-                found.append((entry, row, cells))
-        self.unmatched = frozenset(rows) - {row for _, row, _ in found}
+                found.append(Match(entry, row, cells))
+        self.unmatched = frozenset(rows) - {one.row for one in found}
         return found
 
-    async def rows(self, entries: Sequence[tuple[bytes, bytes]]) -> list[_Match]:
-        """The rows of these entries. All of them must be there: the snapshot has both."""
-        found = await self._read([row for _, row in entries])
-        most = self._reader.engine.row_bytes_max
-        for (entry, row), cells in zip(entries, found, strict=True):
-            if indexes.entry_before(self._index, row, cells, most) != entry:
+    async def rows(self, entries: Sequence[tuple[bytes, bytes]]) -> list[Match]:
+        """The rows of the first of these entries, as many as may be read at once. All of them must
+        be there: the snapshot has both."""
+        some = entries[: self._at_once]
+        bytes_max = BYTES_AT_ONCE if len(some) > 1 else 0
+        try:
+            found = await self._read([row for _, row in some], bytes_max)
+        except InvalidArgument as error:
+            if error.field != "rows" or not bytes_max:
+                raise
+            self._at_once = len(some) // 2
+            return await self.rows(some)
+        names, most = self._index.names, self._reader.engine.row_bytes_max
+        for (entry, row), cells in zip(some, found, strict=True):
+            values = {name: cell.value for name in names if (cell := cells.get(name)) is not None}
+            if indexes.entry_before(self._index, row, values, most) != entry:
                 raise InvariantViolation(
                     f"index {self._index.name!r} of table {self._info.name!r} leads to row "
                     f"{quoted(row)}, which does not have these values; check it with `percolator "
                     "index check`"
                 )
-        return [(entry, row, cells) for (entry, row), cells in zip(entries, found, strict=True)]
+        return [Match(entry, row, cells) for (entry, row), cells in zip(some, found, strict=True)]
 
-    async def _read(self, rows: list[bytes]) -> list[dict[bytes, bytes]]:
-        if not rows:
-            return []
-        found = self._reader.stored_rows
-        table_id = self._info.table_id
-        return await found(table_id, rows, self._names, self._prefixes, self.deadline)
+    async def _read(
+        self, rows: list[bytes], bytes_max: int = 0
+    ) -> list[Mapping[bytes, FoundCell | None]]:
+        return await self._reader.stored_cells(
+            self._info.table_id,
+            rows,
+            self._names,
+            self._prefixes,
+            self.deadline,
+            bytes_max=bytes_max,
+        )
+
+    def shown(self, found: Match) -> Match:
+        """The row with the columns that were asked for."""
+        names = self._shown
+        if names is None:
+            return found
+        cells = {
+            name: cell
+            for name, cell in found.cells.items()
+            if name in names or name.startswith(self._prefixes)
+        }
+        return found._replace(cells=cells)
 
 
 def _listed(
@@ -300,9 +408,9 @@ def _listed(
     return listed
 
 
-def _merged(own: list[_Match], found: list[_Match], *, reverse: bool) -> list[_Match]:
+def _merged(own: list[Match], found: list[Match], *, reverse: bool) -> list[Match]:
     """The matches of a page in order, with those of the own ones that come before its last."""
-    rows: list[_Match] = []
+    rows: list[Match] = []
     for one in found:
         while own and (own[0][:2] > one[:2] if reverse else own[0][:2] < one[:2]):
             rows.append(own.pop(0))
@@ -310,12 +418,10 @@ def _merged(own: list[_Match], found: list[_Match], *, reverse: bool) -> list[_M
     return rows
 
 
-def _shown(
-    cells: dict[bytes, bytes], names: list[bytes] | None, prefixes: tuple[bytes, ...]
-) -> dict[bytes, bytes]:
-    """The values that were asked for."""
-    if names is None:
-        return cells
+def _values(cells: Mapping[bytes, FoundCell | None]) -> dict[bytes, bytes]:
+    """The values that there are."""
     return {
-        name: value for name, value in cells.items() if name in names or name.startswith(prefixes)
+        column: cell.value
+        for column, cell in cells.items()
+        if cell is not None and cell.value is not None
     }

@@ -82,7 +82,6 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 _NOTHING = FoundCell(0, None)
-_NO_WRITES: Mapping[bytes, bytes | None] = {}
 
 
 class Unsettled(Protocol):
@@ -543,10 +542,14 @@ class Reader:
             require_table(table)  # raises
         return await self._get_cells(table, timeout)
 
-    async def _read_rows(self, asked: Sequence[RowRequest], deadline: float) -> list[RowResult]:
+    async def _read_rows(
+        self, asked: Sequence[RowRequest], deadline: float, bytes_max: int = 0
+    ) -> list[RowResult]:
         cleanup = self.engine.cleanup
         with self.calls:
-            return await read_rows(self.env, cleanup, asked, deadline, self.statistics)
+            return await read_rows(
+                self.env, cleanup, asked, deadline, self.statistics, bytes_max=bytes_max
+            )
 
     async def _get_cells(
         self, cells: Iterable[tuple[object, Readable[Any]]], timeout: float | None
@@ -631,6 +634,30 @@ class Reader:
     ) -> list[dict[bytes, bytes]]:
         """The values of rows by column, with the transaction's own writes. `names` of None means
         all columns."""
+        found = await self.stored_cells(table_id, rows, names, prefixes, deadline)
+        return [
+            {
+                column: cell.value
+                for column, cell in cells.items()
+                if cell is not None and cell.value is not None
+            }
+            for cells in found
+        ]
+
+    async def stored_cells(
+        self,
+        table_id: int,
+        rows: Sequence[bytes],
+        names: list[bytes] | None,
+        prefixes: tuple[bytes, ...],
+        deadline: float,
+        *,
+        bytes_max: int = 0,
+    ) -> list[Mapping[bytes, FoundCell | None]]:
+        """As `stored_rows`, but cells instead of values, some of which may have none.
+
+        Raises `InvalidArgument` if they have more than `bytes_max` bytes; 0 means any number.
+        """
         start = self.start or await self.begin(deadline)
         known = known_rows(self.known, table_id, rows, None if prefixes else names)
         requests = [
@@ -647,22 +674,13 @@ class Reader:
             for row in rows
             if row not in known
         ]
-        answers = await self._read_rows(requests, deadline)
+        answers = await self._read_rows(requests, deadline, bytes_max)
         written = self._written(table_id, rows, names, prefixes)
-        read, found = iter(answers), list[dict[bytes, bytes]]()
+        read, found = iter(answers), list[Mapping[bytes, FoundCell | None]]()
         for row in rows:
             stored = known[row] if row in known else next(read).found
-            cells = {
-                column: cell.value
-                for column, cell in stored.items()
-                if cell is not None and cell.value is not None
-            }
-            for name, value in written.get(row, _NO_WRITES).items():
-                if value is None:
-                    cells.pop(name, None)
-                else:
-                    cells[name] = value
-            found.append(cells)
+            own = written.get(row)
+            found.append(stored if own is None else {**stored, **own})
         return found
 
     async def versions(
@@ -700,9 +718,9 @@ class Reader:
         rows: Sequence[bytes],
         names: list[bytes] | None,
         prefixes: tuple[bytes, ...],
-    ) -> dict[bytes, dict[bytes, bytes | None]]:
-        """The transaction's own writes to these rows, by row and column; None for a
-        deletion."""
+    ) -> dict[bytes, dict[bytes, FoundCell]]:
+        """The transaction's own writes to these rows, by row and column; a deletion has no
+        value."""
         own = self.own
         if own is None or not own.cells:
             return {}
@@ -715,11 +733,11 @@ class Reader:
             ]
         else:
             cells = [CellAddress(table_id, row, name) for row in rows for name in names]
-        found: dict[bytes, dict[bytes, bytes | None]] = {}
+        found: dict[bytes, dict[bytes, FoundCell]] = {}
         for cell in cells:
             written = own.own_value(cell)
             if written is not None:
-                found.setdefault(cell.row, {})[cell.column] = written.value
+                found.setdefault(cell.row, {})[cell.column] = written
         return found
 
     # ------------------------------------------------------------------ scans

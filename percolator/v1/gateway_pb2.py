@@ -26,7 +26,7 @@ from percolator.v1 import cells_pb2 as percolator_dot_v1_dot_cells__pb2
 from percolator.v1 import errors_pb2 as percolator_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpercolator/v1/gateway.proto\x12\rpercolator.v1\x1a\x19percolator/v1/cells.proto\x1a\x1apercolator/v1/errors.proto\"\x0e\n\x0c\x42\x65ginRequest\"(\n\rBeginResponse\x12\x17\n\x0fstart_timestamp\x18\x01 \x01(\x04\"P\n\x08RowQuery\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0b\n\x03row\x18\x02 \x01(\x0c\x12\x0f\n\x07\x63olumns\x18\x03 \x03(\x0c\x12\x17\n\x0f\x63olumn_prefixes\x18\x04 \x03(\x0c\"D\n\tFoundCell\x12\x0e\n\x06\x63olumn\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x18\n\x10\x63ommit_timestamp\x18\x03 \x01(\x04\"@\n\x08\x46oundRow\x12\x0b\n\x03row\x18\x01 \x01(\x0c\x12\'\n\x05\x63\x65lls\x18\x02 \x03(\x0b\x32\x18.percolator.v1.FoundCell\"\x7f\n\nGetRequest\x12\x17\n\x0fstart_timestamp\x18\x01 \x01(\x04\x12%\n\x04rows\x18\x02 \x03(\x0b\x32\x17.percolator.v1.RowQuery\x12\x12\n\nfor_update\x18\x03 \x01(\x08\x12\x1d\n\x15\x66irst_start_timestamp\x18\x04 \x01(\x04\"4\n\x0bGetResponse\x12%\n\x04rows\x18\x01 \x03(\x0b\x32\x17.percolator.v1.FoundRow\"\xe9\x01\n\x10ScanTableRequest\x12\x17\n\x0fstart_timestamp\x18\x01 \x01(\x04\x12\r\n\x05table\x18\x02 \x01(\t\x12&\n\x05range\x18\x03 \x01(\x0b\x32\x17.percolator.v1.RowRange\x12\x0f\n\x07\x63olumns\x18\x04 \x03(\x0c\x12\x0f\n\x07reverse\x18\x05 \x01(\x08\x12\x11\n\trow_limit\x18\x06 \x01(\x04\x12\x17\n\x0f\x63olumn_prefixes\x18\x07 \x03(\x0c\x12(\n\x06\x66ilter\x18\x08 \x01(\x0b\x32\x18.percolator.v1.RowFilter\x12\r\n\x05\x63ount\x18\t \x01(\x08\"K\n\x11ScanTableResponse\x12%\n\x04rows\x18\x01 \x03(\x0b\x32\x17.percolator.v1.FoundRow\x12\x0f\n\x07\x63ounted\x18\x02 \x01(\x04\"S\n\x14\x46ollowChangesRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\x12\r\n\x05until\x18\x03 \x01(\x04\x12\x0e\n\x06\x62\x65\x66ore\x18\x04 \x01(\x08\"\x85\x01\n\x0e\x46ollowedChange\x12\x18\n\x10\x63ommit_timestamp\x18\x01 \x01(\x04\x12\x0b\n\x03row\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63olumn\x18\x03 \x01(\x0c\x12\x12\n\x05value\x18\x04 \x01(\x0cH\x00\x88\x01\x01\x12\x13\n\x06\x62\x65\x66ore\x18\x05 \x01(\x0cH\x01\x88\x01\x01\x42\x08\n\x06_valueB\t\n\x07_before\"X\n\x15\x46ollowChangesResponse\x12.\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x1d.percolator.v1.FollowedChange\x12\x0f\n\x07reached\x18\x02 \x01(\x04\"\xe4\x01\n\tCellWrite\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.percolator.v1.CellWrite.Kind\x12\r\n\x05table\x18\x02 \x01(\t\x12\x0b\n\x03row\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63olumn\x18\x04 \x01(\x0c\x12\r\n\x05value\x18\x05 \x01(\x0c\"o\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0c\n\x08KIND_PUT\x10\x01\x12\x0f\n\x0bKIND_DELETE\x10\x02\x12\r\n\tKIND_LOCK\x10\x03\x12\x0f\n\x0bKIND_NOTIFY\x10\x04\x12\x12\n\x0eKIND_READ_LOCK\x10\x05\"R\n\rCommitRequest\x12\x17\n\x0fstart_timestamp\x18\x01 \x01(\x04\x12(\n\x06writes\x18\x02 \x03(\x0b\x32\x18.percolator.v1.CellWrite\"*\n\x0e\x43ommitResponse\x12\x18\n\x10\x63ommit_timestamp\x18\x01 \x01(\x04\"6\n\x08\x43\x65llName\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0b\n\x03row\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63olumn\x18\x03 \x01(\x0c\"\xa8\x01\n\x0eResolveRequest\x12\x17\n\x0fstart_timestamp\x18\x01 \x01(\x04\x12+\n\x07primary\x18\x02 \x01(\x0b\x32\x1a.percolator.v1.CellAddress\x12&\n\x05\x63\x65lls\x18\x03 \x03(\x0b\x32\x17.percolator.v1.CellName\x12(\n\x06writes\x18\x04 \x03(\x0b\x32\x18.percolator.v1.CellWrite\"\xa2\x01\n\x0fResolveResponse\x12\x31\n\x04\x66\x61te\x18\x01 \x01(\x0e\x32#.percolator.v1.ResolveResponse.Fate\x12\x18\n\x10\x63ommit_timestamp\x18\x02 \x01(\x04\"B\n\x04\x46\x61te\x12\x14\n\x10\x46\x41TE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x46\x41TE_COMMITTED\x10\x01\x12\x10\n\x0c\x46\x41TE_ABORTED\x10\x02\x32\xd3\x03\n\x0eGatewayService\x12\x42\n\x05\x42\x65gin\x12\x1b.percolator.v1.BeginRequest\x1a\x1c.percolator.v1.BeginResponse\x12<\n\x03Get\x12\x19.percolator.v1.GetRequest\x1a\x1a.percolator.v1.GetResponse\x12P\n\tScanTable\x12\x1f.percolator.v1.ScanTableRequest\x1a .percolator.v1.ScanTableResponse0\x01\x12\\\n\rFollowChanges\x12#.percolator.v1.FollowChangesRequest\x1a$.percolator.v1.FollowChangesResponse0\x01\x12\x45\n\x06\x43ommit\x12\x1c.percolator.v1.CommitRequest\x1a\x1d.percolator.v1.CommitResponse\x12H\n\x07Resolve\x12\x1d.percolator.v1.ResolveRequest\x1a\x1e.percolator.v1.ResolveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpercolator/v1/gateway.proto\x12\rpercolator.v1\x1a\x19percolator/v1/cells.proto\x1a\x1apercolator/v1/errors.proto\"\x0e\n\x0c\x42\x65ginRequest\"(\n\rBeginResponse\x12\x17\n\x0fstart_timestamp\x18\x01 \x01(\x04\"P\n\x08RowQuery\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0b\n\x03row\x18\x02 \x01(\x0c\x12\x0f\n\x07\x63olumns\x18\x03 \x03(\x0c\x12\x17\n\x0f\x63olumn_prefixes\x18\x04 \x03(\x0c\"D\n\tFoundCell\x12\x0e\n\x06\x63olumn\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x18\n\x10\x63ommit_timestamp\x18\x03 \x01(\x04\"@\n\x08\x46oundRow\x12\x0b\n\x03row\x18\x01 \x01(\x0c\x12\'\n\x05\x63\x65lls\x18\x02 \x03(\x0b\x32\x18.percolator.v1.FoundCell\"\x7f\n\nGetRequest\x12\x17\n\x0fstart_timestamp\x18\x01 \x01(\x04\x12%\n\x04rows\x18\x02 \x03(\x0b\x32\x17.percolator.v1.RowQuery\x12\x12\n\nfor_update\x18\x03 \x01(\x08\x12\x1d\n\x15\x66irst_start_timestamp\x18\x04 \x01(\x04\"4\n\x0bGetResponse\x12%\n\x04rows\x18\x01 \x03(\x0b\x32\x17.percolator.v1.FoundRow\"\xe9\x01\n\x10ScanTableRequest\x12\x17\n\x0fstart_timestamp\x18\x01 \x01(\x04\x12\r\n\x05table\x18\x02 \x01(\t\x12&\n\x05range\x18\x03 \x01(\x0b\x32\x17.percolator.v1.RowRange\x12\x0f\n\x07\x63olumns\x18\x04 \x03(\x0c\x12\x0f\n\x07reverse\x18\x05 \x01(\x08\x12\x11\n\trow_limit\x18\x06 \x01(\x04\x12\x17\n\x0f\x63olumn_prefixes\x18\x07 \x03(\x0c\x12(\n\x06\x66ilter\x18\x08 \x01(\x0b\x32\x18.percolator.v1.RowFilter\x12\r\n\x05\x63ount\x18\t \x01(\x08\"K\n\x11ScanTableResponse\x12%\n\x04rows\x18\x01 \x03(\x0b\x32\x17.percolator.v1.FoundRow\x12\x0f\n\x07\x63ounted\x18\x02 \x01(\x04\"\x8d\x02\n\x0f\x46indRowsRequest\x12\x17\n\x0fstart_timestamp\x18\x01 \x01(\x04\x12\r\n\x05table\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\t\x12\x0e\n\x06values\x18\x04 \x03(\x0c\x12\x12\n\x05start\x18\x05 \x01(\x0cH\x00\x88\x01\x01\x12\x10\n\x03\x65nd\x18\x06 \x01(\x0cH\x01\x88\x01\x01\x12\x13\n\x06prefix\x18\x07 \x01(\x0cH\x02\x88\x01\x01\x12\x0f\n\x07\x63olumns\x18\x08 \x03(\x0c\x12\x17\n\x0f\x63olumn_prefixes\x18\t \x03(\x0c\x12\x0f\n\x07reverse\x18\n \x01(\x08\x12\x11\n\trow_limit\x18\x0b \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x0c \x01(\x0c\x42\x08\n\x06_startB\x06\n\x04_endB\t\n\x07_prefix\"K\n\x10\x46indRowsResponse\x12%\n\x04rows\x18\x01 \x03(\x0b\x32\x17.percolator.v1.FoundRow\x12\x10\n\x08position\x18\x02 \x01(\x0c\"S\n\x14\x46ollowChangesRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\x12\r\n\x05until\x18\x03 \x01(\x04\x12\x0e\n\x06\x62\x65\x66ore\x18\x04 \x01(\x08\"\x85\x01\n\x0e\x46ollowedChange\x12\x18\n\x10\x63ommit_timestamp\x18\x01 \x01(\x04\x12\x0b\n\x03row\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63olumn\x18\x03 \x01(\x0c\x12\x12\n\x05value\x18\x04 \x01(\x0cH\x00\x88\x01\x01\x12\x13\n\x06\x62\x65\x66ore\x18\x05 \x01(\x0cH\x01\x88\x01\x01\x42\x08\n\x06_valueB\t\n\x07_before\"X\n\x15\x46ollowChangesResponse\x12.\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x1d.percolator.v1.FollowedChange\x12\x0f\n\x07reached\x18\x02 \x01(\x04\"\xe4\x01\n\tCellWrite\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.percolator.v1.CellWrite.Kind\x12\r\n\x05table\x18\x02 \x01(\t\x12\x0b\n\x03row\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63olumn\x18\x04 \x01(\x0c\x12\r\n\x05value\x18\x05 \x01(\x0c\"o\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0c\n\x08KIND_PUT\x10\x01\x12\x0f\n\x0bKIND_DELETE\x10\x02\x12\r\n\tKIND_LOCK\x10\x03\x12\x0f\n\x0bKIND_NOTIFY\x10\x04\x12\x12\n\x0eKIND_READ_LOCK\x10\x05\"R\n\rCommitRequest\x12\x17\n\x0fstart_timestamp\x18\x01 \x01(\x04\x12(\n\x06writes\x18\x02 \x03(\x0b\x32\x18.percolator.v1.CellWrite\"*\n\x0e\x43ommitResponse\x12\x18\n\x10\x63ommit_timestamp\x18\x01 \x01(\x04\"6\n\x08\x43\x65llName\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0b\n\x03row\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63olumn\x18\x03 \x01(\x0c\"\xa8\x01\n\x0eResolveRequest\x12\x17\n\x0fstart_timestamp\x18\x01 \x01(\x04\x12+\n\x07primary\x18\x02 \x01(\x0b\x32\x1a.percolator.v1.CellAddress\x12&\n\x05\x63\x65lls\x18\x03 \x03(\x0b\x32\x17.percolator.v1.CellName\x12(\n\x06writes\x18\x04 \x03(\x0b\x32\x18.percolator.v1.CellWrite\"\xa2\x01\n\x0fResolveResponse\x12\x31\n\x04\x66\x61te\x18\x01 \x01(\x0e\x32#.percolator.v1.ResolveResponse.Fate\x12\x18\n\x10\x63ommit_timestamp\x18\x02 \x01(\x04\"B\n\x04\x46\x61te\x12\x14\n\x10\x46\x41TE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x46\x41TE_COMMITTED\x10\x01\x12\x10\n\x0c\x46\x41TE_ABORTED\x10\x02\x32\xa2\x04\n\x0eGatewayService\x12\x42\n\x05\x42\x65gin\x12\x1b.percolator.v1.BeginRequest\x1a\x1c.percolator.v1.BeginResponse\x12<\n\x03Get\x12\x19.percolator.v1.GetRequest\x1a\x1a.percolator.v1.GetResponse\x12P\n\tScanTable\x12\x1f.percolator.v1.ScanTableRequest\x1a .percolator.v1.ScanTableResponse0\x01\x12M\n\x08\x46indRows\x12\x1e.percolator.v1.FindRowsRequest\x1a\x1f.percolator.v1.FindRowsResponse0\x01\x12\\\n\rFollowChanges\x12#.percolator.v1.FollowChangesRequest\x1a$.percolator.v1.FollowChangesResponse0\x01\x12\x45\n\x06\x43ommit\x12\x1c.percolator.v1.CommitRequest\x1a\x1d.percolator.v1.CommitResponse\x12H\n\x07Resolve\x12\x1d.percolator.v1.ResolveRequest\x1a\x1e.percolator.v1.ResolveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,28 +51,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCANTABLEREQUEST']._serialized_end=794
   _globals['_SCANTABLERESPONSE']._serialized_start=796
   _globals['_SCANTABLERESPONSE']._serialized_end=871
-  _globals['_FOLLOWCHANGESREQUEST']._serialized_start=873
-  _globals['_FOLLOWCHANGESREQUEST']._serialized_end=956
-  _globals['_FOLLOWEDCHANGE']._serialized_start=959
-  _globals['_FOLLOWEDCHANGE']._serialized_end=1092
-  _globals['_FOLLOWCHANGESRESPONSE']._serialized_start=1094
-  _globals['_FOLLOWCHANGESRESPONSE']._serialized_end=1182
-  _globals['_CELLWRITE']._serialized_start=1185
-  _globals['_CELLWRITE']._serialized_end=1413
-  _globals['_CELLWRITE_KIND']._serialized_start=1302
-  _globals['_CELLWRITE_KIND']._serialized_end=1413
-  _globals['_COMMITREQUEST']._serialized_start=1415
-  _globals['_COMMITREQUEST']._serialized_end=1497
-  _globals['_COMMITRESPONSE']._serialized_start=1499
-  _globals['_COMMITRESPONSE']._serialized_end=1541
-  _globals['_CELLNAME']._serialized_start=1543
-  _globals['_CELLNAME']._serialized_end=1597
-  _globals['_RESOLVEREQUEST']._serialized_start=1600
-  _globals['_RESOLVEREQUEST']._serialized_end=1768
-  _globals['_RESOLVERESPONSE']._serialized_start=1771
-  _globals['_RESOLVERESPONSE']._serialized_end=1933
-  _globals['_RESOLVERESPONSE_FATE']._serialized_start=1867
-  _globals['_RESOLVERESPONSE_FATE']._serialized_end=1933
-  _globals['_GATEWAYSERVICE']._serialized_start=1936
-  _globals['_GATEWAYSERVICE']._serialized_end=2403
+  _globals['_FINDROWSREQUEST']._serialized_start=874
+  _globals['_FINDROWSREQUEST']._serialized_end=1143
+  _globals['_FINDROWSRESPONSE']._serialized_start=1145
+  _globals['_FINDROWSRESPONSE']._serialized_end=1220
+  _globals['_FOLLOWCHANGESREQUEST']._serialized_start=1222
+  _globals['_FOLLOWCHANGESREQUEST']._serialized_end=1305
+  _globals['_FOLLOWEDCHANGE']._serialized_start=1308
+  _globals['_FOLLOWEDCHANGE']._serialized_end=1441
+  _globals['_FOLLOWCHANGESRESPONSE']._serialized_start=1443
+  _globals['_FOLLOWCHANGESRESPONSE']._serialized_end=1531
+  _globals['_CELLWRITE']._serialized_start=1534
+  _globals['_CELLWRITE']._serialized_end=1762
+  _globals['_CELLWRITE_KIND']._serialized_start=1651
+  _globals['_CELLWRITE_KIND']._serialized_end=1762
+  _globals['_COMMITREQUEST']._serialized_start=1764
+  _globals['_COMMITREQUEST']._serialized_end=1846
+  _globals['_COMMITRESPONSE']._serialized_start=1848
+  _globals['_COMMITRESPONSE']._serialized_end=1890
+  _globals['_CELLNAME']._serialized_start=1892
+  _globals['_CELLNAME']._serialized_end=1946
+  _globals['_RESOLVEREQUEST']._serialized_start=1949
+  _globals['_RESOLVEREQUEST']._serialized_end=2117
+  _globals['_RESOLVERESPONSE']._serialized_start=2120
+  _globals['_RESOLVERESPONSE']._serialized_end=2282
+  _globals['_RESOLVERESPONSE_FATE']._serialized_start=2216
+  _globals['_RESOLVERESPONSE_FATE']._serialized_end=2282
+  _globals['_GATEWAYSERVICE']._serialized_start=2285
+  _globals['_GATEWAYSERVICE']._serialized_end=2831
 # @@protoc_insertion_point(module_scope)

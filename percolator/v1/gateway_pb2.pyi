@@ -96,6 +96,42 @@ class ScanTableResponse(_message.Message):
     counted: int
     def __init__(self, rows: _Optional[_Iterable[_Union[FoundRow, _Mapping]]] = ..., counted: _Optional[int] = ...) -> None: ...
 
+class FindRowsRequest(_message.Message):
+    __slots__ = ("start_timestamp", "table", "index", "values", "start", "end", "prefix", "columns", "column_prefixes", "reverse", "row_limit", "after")
+    START_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    REVERSE_FIELD_NUMBER: _ClassVar[int]
+    ROW_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    start_timestamp: int
+    table: str
+    index: str
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    start: bytes
+    end: bytes
+    prefix: bytes
+    columns: _containers.RepeatedScalarFieldContainer[bytes]
+    column_prefixes: _containers.RepeatedScalarFieldContainer[bytes]
+    reverse: bool
+    row_limit: int
+    after: bytes
+    def __init__(self, start_timestamp: _Optional[int] = ..., table: _Optional[str] = ..., index: _Optional[str] = ..., values: _Optional[_Iterable[bytes]] = ..., start: _Optional[bytes] = ..., end: _Optional[bytes] = ..., prefix: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ..., column_prefixes: _Optional[_Iterable[bytes]] = ..., reverse: bool = ..., row_limit: _Optional[int] = ..., after: _Optional[bytes] = ...) -> None: ...
+
+class FindRowsResponse(_message.Message):
+    __slots__ = ("rows", "position")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[FoundRow]
+    position: bytes
+    def __init__(self, rows: _Optional[_Iterable[_Union[FoundRow, _Mapping]]] = ..., position: _Optional[bytes] = ...) -> None: ...
+
 class FollowChangesRequest(_message.Message):
     __slots__ = ("table", "after", "until", "before")
     TABLE_FIELD_NUMBER: _ClassVar[int]

@@ -300,6 +300,9 @@ GET = UnaryMethod("/percolator.v1.GatewayService/Get", gateway.GetRequest, gatew
 SCAN_TABLE = StreamMethod(
     "/percolator.v1.GatewayService/ScanTable", gateway.ScanTableRequest, gateway.ScanTableResponse
 )
+FIND_ROWS = StreamMethod(
+    "/percolator.v1.GatewayService/FindRows", gateway.FindRowsRequest, gateway.FindRowsResponse
+)
 FOLLOW_CHANGES = StreamMethod(
     "/percolator.v1.GatewayService/FollowChanges",
     gateway.FollowChangesRequest,
@@ -361,6 +364,7 @@ READING = frozenset(
         BEGIN,
         GET,
         SCAN_TABLE,
+        FIND_ROWS,
         READ_ROWS,
         SAMPLE_ROW_KEYS,
     )

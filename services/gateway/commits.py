@@ -206,7 +206,7 @@ class Requests:
 
     def check_row_query(self, field: str, query: pb.RowQuery) -> None:
         self._engine.require_row(f"{field}.row", query.row)
-        self._check_columns(f"{field}.", query)
+        self.check_columns(f"{field}.", query)
 
     async def range_request(
         self, request: pb.ScanTableRequest, deadline: float
@@ -215,7 +215,7 @@ class Requests:
         start, end = request.range.start, request.range.end
         self._check_bound("range.start", start)
         self._check_bound("range.end", end)
-        self._check_columns("", request)
+        self.check_columns("", request)
         predicate = Predicate(request.filter) if request.HasField("filter") else None
         if request.count and request.row_limit:
             raise InvalidArgument("row_limit", "cannot be combined with a count")
@@ -248,7 +248,9 @@ class Requests:
             if codec not in ("", "raw", known.get(name, codec)):
                 raise other_codec(info.name, name, known[name], codec)
 
-    def _check_columns(self, field: str, asked: pb.RowQuery | pb.ScanTableRequest) -> None:
+    def check_columns(
+        self, field: str, asked: pb.RowQuery | pb.ScanTableRequest | pb.FindRowsRequest
+    ) -> None:
         """`field` comes before the names of fields in errors."""
         columns, prefixes = asked.columns, asked.column_prefixes
         for place, column in enumerate(columns):

@@ -23,6 +23,7 @@ from percolator.protocol.turns import TransactionTurns
 from percolator.routing.cells import FoundCell, RowRequest, StoredChange
 from percolator.services.chassis.rpc import caller_identity, remaining_seconds
 from percolator.services.gateway.commits import Commits, Requests
+from percolator.services.gateway.finding import found_rows
 from percolator.services.gateway.shutdown import EndlessStreams
 from percolator.v1 import gateway_pb2 as pb
 from percolator.v1.tabletserver_pb2 import RowRead
@@ -151,6 +152,33 @@ class GatewayHandler:
                     if request.row_limit and left <= 0:
                         return
 
+    async def find_rows(self, request: pb.FindRowsRequest) -> AsyncIterator[pb.FindRowsResponse]:
+        # An index shows rows wherever they are in the table.
+        caller_identity().require_read(request.table)
+        engine, seconds = self._engine, self._seconds()
+        deadline = engine.now() + seconds
+        await self._commits.check_start(request.start_timestamp, deadline)
+        self._requests.check_columns("", request)
+        engine.require_row("after", request.after)
+        if not request.index:
+            raise InvalidArgument("index", "is missing")
+        info = await self._requests.table("table", request.table, deadline)
+        info.require_older_than(request.start_timestamp)
+        bytes_max = engine.limits.page_bytes_max
+        with _locks_only_delay():
+            async with aclosing(found_rows(engine, request, info, seconds)) as pages:
+                async for page in pages:
+                    response, size_bytes = pb.FindRowsResponse(), 0
+                    for one in page:
+                        row = _row(one.row, one.cells)
+                        if response.rows and size_bytes + row.ByteSize() > bytes_max:
+                            yield response
+                            response, size_bytes = pb.FindRowsResponse(), 0
+                        response.rows.append(row)
+                        response.position = one.entry
+                        size_bytes += row.ByteSize()
+                    yield response
+
     async def follow_changes(
         self, request: pb.FollowChangesRequest
     ) -> AsyncIterator[pb.FollowChangesResponse]:
@@ -266,12 +294,12 @@ def _change(change: StoredChange) -> pb.FollowedChange:
     )
 
 
-def _row(row: bytes, cells: Mapping[bytes, FoundCell]) -> pb.FoundRow:
+def _row(row: bytes, cells: Mapping[bytes, FoundCell | None]) -> pb.FoundRow:
     return pb.FoundRow(
         row=row,
         cells=[
             pb.FoundCell(column=column, value=found.value, commit_timestamp=found.commit_timestamp)
             for column, found in sorted(cells.items())
-            if found.value is not None
+            if found is not None and found.value is not None
         ],
     )

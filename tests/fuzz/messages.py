@@ -370,6 +370,7 @@ MAY_WAIT = {
     "/percolator.v1.TabletServerService/CloseTablet": "waits until everything is flushed",
     "/percolator.v1.GatewayService/Get": "waits for transactions in its way",
     "/percolator.v1.GatewayService/ScanTable": "waits for transactions in its way",
+    "/percolator.v1.GatewayService/FindRows": "waits for transactions in its way",
     "/percolator.v1.GatewayService/FollowChanges": "may have no end",
     "/percolator.v1.GatewayService/Commit": "waits for transactions in its way",
     "/percolator.v1.GatewayService/Resolve": "waits for the tablet of the primary",

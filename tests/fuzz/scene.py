@@ -13,7 +13,7 @@ import json
 import re
 import ssl
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -60,6 +60,7 @@ _SESSION_MILLISECONDS = 30_000
 _ROWS = tuple(b"row-%02d" % number for number in range(20))
 SPLIT = b"row-10"
 COLUMN = b"c"
+INDEX = "found"
 OBSERVED = b"observed"
 OBSERVER = "watcher"
 LOAD = "a load"
@@ -173,7 +174,8 @@ class Scene:
                 await self._take_tablets_again(process.address)
         former = [getattr(self, one, None) for one in ("table", "shaken", "loading")]
         number = next(self._numbers)
-        table = await self._create(f"fuzzed-{number}", [SPLIT], change_feed=True)
+        index = master_pb2.Index(name=INDEX, columns=[{"column": b"found", "codec": "text"}])
+        table = await self._create(f"fuzzed-{number}", [SPLIT], change_feed=True, indexes=[index])
         observer = master_pb2.Observer(name=OBSERVER, columns=[OBSERVED])
         await self.call(
             self._master,
@@ -212,11 +214,20 @@ class Scene:
                 return
 
     async def _create(
-        self, name: str, splits: Iterable[bytes], *, change_feed: bool = False
+        self,
+        name: str,
+        splits: Iterable[bytes],
+        *,
+        change_feed: bool = False,
+        indexes: Sequence[master_pb2.Index] = (),
     ) -> FuzzTable:
-        options = master_pb2.TableOptions(change_feed=change_feed)
         made = master_pb2.CreateTableRequest(
-            name=name, splits=splits, options=options, exist_ok=True
+            name=name,
+            splits=splits,
+            options=master_pb2.TableOptions(change_feed=change_feed),
+            exist_ok=True,
+            indexes=indexes,
+            knows_indexes=True,
         )
         await self.call(self._master, methods.CREATE_TABLE, made)
         return await self._located(name)
@@ -446,6 +457,7 @@ _ANYBODY = frozenset(
         "TabletServerService/ProposeParts",
         "GatewayService/Get",
         "GatewayService/ScanTable",
+        "GatewayService/FindRows",
         "MasterService/DescribeTable",
         "MasterService/LocateTablets",
         "MasterService/ListTablets",

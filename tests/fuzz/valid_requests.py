@@ -41,7 +41,7 @@ from percolator.world import (
     World,
     machine_random,
 )
-from tests.fuzz.scene import COLUMN, LOAD, OBSERVED, OBSERVER, SPLIT, Scene
+from tests.fuzz.scene import COLUMN, INDEX, LOAD, OBSERVED, OBSERVER, SPLIT, Scene
 from tests.integration.observed_orders import observers, orders, placed
 
 Make = Callable[[Scene, Random], Message]
@@ -424,6 +424,9 @@ VALID: dict[str, Make] = {
     f"{_V1}GatewayService/Get": _get,
     f"{_V1}GatewayService/ScanTable": lambda s, c: gateway.ScanTableRequest(
         start_timestamp=s.timestamp(), table=s.table.name, row_limit=5
+    ),
+    f"{_V1}GatewayService/FindRows": lambda s, c: gateway.FindRowsRequest(
+        start_timestamp=s.timestamp(), table=s.table.name, index=INDEX, prefix=b"", row_limit=5
     ),
     f"{_V1}GatewayService/FollowChanges": _follow_changes,
     f"{_V1}GatewayService/Commit": _commit,

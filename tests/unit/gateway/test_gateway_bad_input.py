@@ -82,6 +82,7 @@ async def test_impossible_timestamps_are_refused_by_every_call(
     for call in (
         one.get(start, b"a"),
         one.scan(pb.ScanTableRequest(start_timestamp=start, table=TABLE)),
+        anext(one.handler.find_rows(pb.FindRowsRequest(start_timestamp=start, table=TABLE))),
         one.commit(start, [write(b"a")]),
         one.commit(start, []),
         one.resolve(start, b"a"),

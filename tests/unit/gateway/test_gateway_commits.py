@@ -409,6 +409,9 @@ async def _increments(all_gateways: list[Gateway]) -> None:
     await asyncio.gather(*(increment(number) for number in range(30)))
 
 
+balance = Table(TABLE).column(COLUMN, codecs.raw, indexed=True)
+
+
 async def _create_again(cluster: Cluster) -> None:
     await cluster.delete_table(master_pb2.DeleteTableRequest(name=TABLE))
     await cluster.create_table(master_pb2.CreateTableRequest(name=TABLE))
@@ -418,6 +421,11 @@ async def _scan(gateway: Gateway, start: int) -> object:
     return await gateway.scan(pb.ScanTableRequest(start_timestamp=start, table=TABLE))
 
 
+async def _find(gateway: Gateway, start: int) -> object:
+    asked = pb.FindRowsRequest(start_timestamp=start, table=TABLE, index="balance", values=[b"1"])
+    return [page async for page in gateway.handler.find_rows(asked)]
+
+
 async def _commit(gateway: Gateway, start: int) -> object:
     return await gateway.commit(start, [write(b"bob", b"2")])
 
@@ -425,6 +433,7 @@ async def _commit(gateway: Gateway, start: int) -> object:
 CALLS: dict[str, Callable[[Gateway, int], Awaitable[object]]] = {
     "Get": lambda gateway, start: gateway.get(start, b"bob"),
     "ScanTable": _scan,
+    "FindRows": _find,
     "Commit": _commit,
     "Resolve": lambda gateway, start: gateway.resolve(start, b"bob"),
 }
@@ -443,11 +452,13 @@ async def test_a_gateway_that_has_never_heard_of_the_first_table_refuses_the_nex
     assert await other.read(b"bob") == [None], "nothing was written into the new table"
 
 
-@pytest.mark.parametrize("call", ["Get", "ScanTable"])
+@pytest.mark.parametrize("call", ["Get", "ScanTable", "FindRows"])
 async def test_a_gateway_that_knows_the_first_table_says_that_it_was_dropped(
-    call: str, cluster: Cluster, one: Gateway, other: Gateway, start: int
+    call: str, cluster: Cluster, one: Gateway, other: Gateway
 ) -> None:
-    assert await one.get(start, b"bob") == [None]
+    await one.database.create_index(balance)
+    start = await one.begin()
+    await CALLS[call](one, start)
     await _create_again(cluster)
     with pytest.raises(SchemaError, match="'accounts' was dropped"):
         await CALLS[call](one, start)
@@ -469,13 +480,15 @@ async def test_a_commit_that_is_sent_again_does_not_commit_into_the_next_table(
     assert await other.read(b"bob") == [None]
 
 
-@pytest.mark.parametrize("call", ["Get", "ScanTable"])
+@pytest.mark.parametrize("call", ["Get", "ScanTable", "FindRows"])
 async def test_it_is_late_and_may_be_repeated_and_nothing_is_said_to_be_rolled_back(
     call: str,
     monkeypatch: pytest.MonkeyPatch,
     one: Gateway,
     other: Gateway,
 ) -> None:
+    await one.database.create_index(balance)
+
     async def dies(*_: Any) -> int:
         raise KeyboardInterrupt
 

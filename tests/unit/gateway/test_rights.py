@@ -110,6 +110,10 @@ async def test_rows_outside_of_them_are_not_read(one: Gateway, rights: Rights) -
             with refuses("read"):
                 await one.scan(scan(start, *bounds))
         with refuses("read"):
+            await anext(
+                one.handler.find_rows(pb.FindRowsRequest(start_timestamp=start, table=TABLE))
+            )
+        with refuses("read"):
             async for _ in one.handler.follow_changes(
                 pb.FollowChangesRequest(table=TABLE, after=start)
             ):
