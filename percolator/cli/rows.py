@@ -14,6 +14,7 @@ import typer
 from rich.table import Table as Screen
 
 from percolator import aio, codecs
+from percolator.aio.find import index_named
 from percolator.changes import Change
 from percolator.cli.connection import Connection, connection, console, fail, plain, tell_of_limit
 from percolator.cli.options import As, At, RowName, TableName, bytes_of, not_empty, timestamp_of
@@ -21,6 +22,7 @@ from percolator.cli.values import (
     SPACES,
     Forms,
     ValueType,
+    declared_for_bytes,
     described,
     first_cells,
     forms_of,
@@ -29,7 +31,7 @@ from percolator.cli.values import (
     table_info,
     value_of,
 )
-from percolator.codecs.readable import row_text
+from percolator.codecs.readable import row_text, value_bytes, value_codec
 from percolator.codecs.values import after_prefix
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.formats.records import RecordKind, WriteRecord, locked_column
@@ -37,6 +39,7 @@ from percolator.schema import Column, Family, Row, Table
 from percolator.tasks import Tasks
 from percolator.timestamps import Timestamp, in_json
 from percolator.v1.cells_pb2 import Cell, Space
+from percolator.wire.table_indexes import no_index
 
 Raw = Annotated[
     bool, typer.Option("--raw", help="All stored cells: versions, locks, markers, notifications.")
@@ -219,7 +222,69 @@ def scan(
             )
             return forms, [row async for row in pages]
 
-    forms, found = here.run_with_database(read)
+    _show_rows(here, *here.run_with_database(read), limit)
+
+
+def find(
+    context: typer.Context,
+    table: TableName,
+    index: Annotated[str, typer.Argument(help="The index.", show_default=False)],
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help='Values of its first columns, after "--" if one begins with "-" '
+            "[default: all rows of the index].",
+        ),
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option(help="The first value of the column after those.")
+    ] = None,
+    end: Annotated[str | None, typer.Option(help="Its value to end before.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="The beginning of its value.")] = None,
+    column: Annotated[list[str] | None, typer.Option(help="Only this column; repeatable.")] = None,
+    family: Families = None,
+    limit: Annotated[int, typer.Option(help="At most this many rows.", min=1)] = 100,
+    reverse: Annotated[bool, typer.Option("--reverse", help="From the last to the first.")] = False,
+    at: At = "",
+) -> None:
+    """Show the rows with these values in the columns of an index, in its order."""
+    here, timestamp = connection(context), timestamp_of(at)
+    wanted, families = _columns("--column", column), _families(family)
+
+    async def read(database: aio.Database) -> tuple[Forms, list[Row[bytes]]]:
+        info = await table_info(database, table, here.timeout_seconds)
+        engine = database.internal.engine
+        deadline = engine.now() + here.timeout_seconds
+        known = await index_named(engine.env, info.table_id, index, deadline)
+        if known is None:
+            raise no_index(table, index)
+        rows = Table(table, key=codecs.stored)
+
+        def value(field: str, place: int, text: str) -> bytes:
+            # Values beyond its columns, and their number, are refused by the look-up.
+            _, codec = known.columns[min(place, len(known.columns) - 1)]
+            return value_bytes(field, value_codec(codec), text)
+
+        def of_next(option: str, text: str | None) -> bytes | None:
+            return None if text is None else value(option, len(values or ()), text)
+
+        async with database.snapshot(at=timestamp) as snapshot:
+            found = snapshot.find(
+                declared_for_bytes(rows, known),
+                *(value("values", place, text) for place, text in enumerate(values or ())),
+                start=of_next("--start", start),
+                end=of_next("--end", end),
+                prefix=of_next("--prefix", prefix),
+                columns=_chosen(rows, wanted, families),
+                reverse=reverse,
+                limit=limit + 1,
+            )
+            return Forms(info.codecs.names), [row async for row in found]
+
+    _show_rows(here, *here.run_with_database(read), limit)
+
+
+def _show_rows(here: Connection, forms: Forms, found: list[Row[bytes]], limit: int) -> None:
     if len(found) > limit:
         tell_of_limit(limit, "rows")
         del found[limit:]

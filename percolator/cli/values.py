@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from percolator import aio, codecs
 from percolator.aio.database import Database
 from percolator.codecs import Codec, readable
+from percolator.codecs.indexes import IndexDefinition
 from percolator.codecs.names import CodecNames
 from percolator.codecs.readable import row_bytes, row_text
 from percolator.errors import CellAddress, InvalidArgument, SchemaError
@@ -25,7 +26,7 @@ from percolator.formats.records import (
     observed_column,
 )
 from percolator.routing.catalog import TableInfo
-from percolator.schema import Column, Table
+from percolator.schema import Column, Index, Table
 from percolator.timestamps import in_json
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.cells_pb2 import Cell, Space
@@ -114,6 +115,12 @@ def named_tables(tables: Iterable[pb.Table]) -> dict[int, NamedTable]:
 
 def _named(name: str) -> Codec[bytes]:
     return Codec(name, bytes, bytes)
+
+
+def declared_for_bytes(table: Table[bytes], index: IndexDefinition) -> Index[bytes]:
+    """The index, for a program that looks up stored bytes."""
+    columns = tuple(table.column(column, _named(codec)) for column, codec in index.columns)
+    return Index(table, index.name, columns)
 
 
 async def table_info(database: aio.Database, table: str, timeout_seconds: float) -> TableInfo:

@@ -184,8 +184,26 @@ def test_an_index_is_created_shown_checked_and_dropped(cluster: LocalCluster) ->
     by_place = people.index("by place", city, age)
     with percolator.connect(cluster.address) as db, db.snapshot() as snapshot:
         assert [row.key for row in snapshot.find(by_place, "Rome", "17")] == ["ann"]
+    bob = {"row": "bob", "columns": {"age": "-3"}}
+    run(cluster, "set", "people", "bob", "city=Rimini", "age=-3", "--as", "text")
+    assert asked(cluster, "find", "people", "by place", "Rimini", "--column=age") == [bob]
+    run(cluster, "set", "people", "ann", "born=1990", "--as", "integer")
+    run(cluster, "index", "create", "people", "born", "--column", "born")
+    found: dict[tuple[str, ...], list[str]] = {
+        ("born", "--start=999"): ["ann"],
+        ("city", "Rome"): ["ann"],
+        ("city", "--reverse", "--limit=1"): ["ann"],
+        ("city", "--prefix=Ri"): ["bob"],
+        ("city", "--start=Rome", "--end=S"): ["ann"],
+        ("by place", "--", "Rimini", "-3"): ["bob"],
+        ("by place", "Rome", "--prefix="): ["ann"],
+        ("by place", "Roma"): [],
+    }
+    for arguments, keys in found.items():
+        assert [row["row"] for row in asked(cluster, "find", "people", *arguments)] == keys
     described = asked(cluster, "tables", "describe", "people")
     assert described["indexes"] == [
+        {"name": "born", "columns": ["born"], "unique": False},
         {"name": "by place", "columns": ["city", "age"], "unique": False},
         {"name": "city", "columns": ["city"], "unique": True},
     ]
@@ -199,7 +217,7 @@ def test_an_index_is_created_shown_checked_and_dropped(cluster: LocalCluster) ->
 
     other = refused(cluster, "index", "create", "people", "city", "--column", "age", code=1)
     assert "has another index 'city', unique over 'city' (text), not over 'age' (text)" in other
-    for arguments, code, reason in (
+    for changed, code, reason in (
         (("create", "people", "none"), 1, "index 'none': expected 1 to 16 columns, got 0"),
         (("create", "people", "new", "--column", "new"), 2, "expected COLUMN=CODEC, found 'new'"),
         (("create", "people", "new", "--column", "new=x"), 2, "'x' is not a codec for columns"),
@@ -207,10 +225,19 @@ def test_an_index_is_created_shown_checked_and_dropped(cluster: LocalCluster) ->
         (("check", "people", "new"), 1, "table 'people' has no index 'new'"),
         (("drop", "people", "new"), 1, "table 'people' has no index 'new'"),
     ):
-        assert reason in refused(cluster, "index", *arguments, code=code)
+        assert reason in refused(cluster, "index", *changed, code=code)
+    for wanted, code, reason in (
+        (("new", "Rome"), 1, "table 'people' has no index 'new'"),
+        (("city", "Rome", "17"), 2, "values: index 'city' has 1 columns"),
+        (("city", "hex:ff"), 1, "column 'city'"),
+        (("born", "x"), 2, "values: expected integer, found 'x'"),
+        (("born", "--prefix=1"), 2, "prefix: values of codec integer have no prefixes"),
+    ):
+        assert reason in refused(cluster, "find", "people", *wanted, code=code)
 
     assert "dropped" in run(cluster, "index", "drop", "people", "by place")
-    run(cluster, "index", "drop", "people", "city")
+    for name in ("born", "city"):
+        run(cluster, "index", "drop", "people", name)
     assert asked(cluster, "tables", "describe", "people")["indexes"] == []
     run(cluster, "tables", "delete", "people", "--yes")
 
