@@ -103,6 +103,9 @@ class WriteSet:
 
     def adopt(self, other: WriteSet) -> None:
         """Takes over all writes of a set that was checked against the same limits."""
+        for cell in self.cells.keys() & other.cells.keys():
+            self.size_bytes -= len(cell.row) + len(cell.column) + len(self.cells[cell][1])
+        self.size_bytes += other.size_bytes
         self.cells.update(other.cells)
         self._columns = None
         self.has_read_locks = self.has_read_locks or other.has_read_locks
