@@ -779,9 +779,15 @@ class Transaction(Reads):
         engine, reader = self._engine, self._reader
 
         async def read(cells: list[CellAddress]) -> Mapping[CellAddress, FoundCell]:
-            missing = [cell for cell in cells if cell not in reader.seen]
-            found = await reader.stored(missing, deadline) if missing else {}
-            return found | reader.seen
+            seen = reader.seen
+            missing = [cell for cell in cells if cell not in seen]
+            if not missing:
+                return seen
+            found = await reader.stored(missing, deadline)
+            for cell in cells:
+                if cell in seen:
+                    found[cell] = seen[cell]
+            return found
 
         return with_entries(
             engine.env, self._buffer.cells, reader.start, read, engine.row_bytes_max, deadline

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from percolator import codecs
@@ -69,7 +69,7 @@ class IndexDefinition:
             ready_at=self.ready_at,
         )
 
-    @property
+    @cached_property
     def names(self) -> tuple[bytes, ...]:
         """The names of its columns."""
         return tuple(column for column, _ in self.columns)
@@ -91,9 +91,12 @@ class IndexDefinition:
     def entry(self, row: bytes, cells: Mapping[bytes, bytes | None]) -> bytes | None:
         """The row of the entry for a row with these stored values by column. None if it has none,
         since one of the values is missing."""
-        values = [value for column in self.names if (value := cells.get(column)) is not None]
-        if len(values) < len(self.columns):
-            return None
+        values: list[bytes] = []
+        for column in self.names:
+            value = cells.get(column)
+            if value is None:
+                return None
+            values.append(value)
         parts = self.parts(values)
         return parts if self.unique else parts + row
 

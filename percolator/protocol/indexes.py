@@ -82,17 +82,19 @@ async def with_entries(
         table_id: (await env.schema(table_id, deadline)).indexes
         for table_id in {cell.table_id for cell in written.cells}
     }
+    rows = _rows_written(written, indexes)
+    if not rows:
+        return KeptIndexes(indexes, written, frozenset())
     cells = WriteSet(env.limits)
     cells.adopt(written)
     changes = _Changes(env, cells, row_bytes_max)
-    rows = changes.rows_written(indexes)
     asked = {
         CellAddress(table_id, row, column): None
         for (table_id, row), found in rows.items()
         for index in found
         for column in index.names
     }
-    stored = await read([*asked]) if asked else {}
+    stored = await read([*asked])
     for (table_id, row), found in rows.items():
         for index in found:
             changes.change(index, table_id, row, stored)
@@ -119,6 +121,22 @@ async def require_current_indexes(
             raise other_indexes(start, env.table_names(table_id))
 
 
+def _rows_written(
+    cells: WriteSet, indexes: Mapping[int, tuple[IndexDefinition, ...]]
+) -> dict[tuple[int, bytes], list[IndexDefinition]]:
+    """The rows of which indexed columns are written, with the indexes of these columns."""
+    rows: dict[tuple[int, bytes], list[IndexDefinition]] = {}
+    for (table_id, row, column), (kind, _) in cells.cells.items():
+        if kind in LOCK_KINDS:
+            continue
+        for index in indexes[table_id]:
+            if column in index.names:
+                found = rows.setdefault((table_id, row), [])
+                if index not in found:
+                    found.append(index)
+    return rows
+
+
 class _Claim(NamedTuple):
     """An entry of a unique index that a transaction adds."""
 
@@ -142,19 +160,6 @@ class _Changes:
     def shared(self) -> set[CellAddress]:
         """The entries that may be those of other rows: `settle` needs them as they are stored."""
         return self._claimed.keys() | self._given_up.keys()
-
-    def rows_written(
-        self, indexes: Mapping[int, tuple[IndexDefinition, ...]]
-    ) -> dict[tuple[int, bytes], dict[IndexDefinition, None]]:
-        """The rows of which indexed columns are written, with the indexes of these columns."""
-        rows: dict[tuple[int, bytes], dict[IndexDefinition, None]] = {}
-        for (table_id, row, column), (kind, _) in self._cells.cells.items():
-            if kind in LOCK_KINDS:
-                continue
-            for index in indexes[table_id]:
-                if column in index.names:
-                    rows.setdefault((table_id, row), {})[index] = None
-        return rows
 
     def change(
         self,
@@ -208,11 +213,11 @@ class _Changes:
         row: bytes,
         values: Mapping[bytes, bytes | None],
     ) -> bytes | None:
-        where = f"{self._env.described(CellAddress(table_id, row, index.names[0]))}: "
         try:
             return required_entry(index, row, values, self._row_bytes_max)
         except SchemaError as error:
-            raise SchemaError(f"{where}index {index.name!r}: {error.message}") from None
+            where = self._env.described(CellAddress(table_id, row, index.names[0]))
+            raise SchemaError(f"{where}: index {index.name!r}: {error.message}") from None
 
     def settle(self, found: Mapping[CellAddress, FoundCell]) -> None:
         """Judges the entries of unique indexes by the rows that have them."""
