@@ -140,8 +140,8 @@ class Reader:
         """The tables used so far. A name keeps its meaning to the end: after the table was dropped
         and created again, the transaction would read nothing and write into the new one."""
         self.seen: dict[CellAddress, FoundCell] = {}
-        """Cells of tables with indexes, as they are stored: a commit that writes them need not read
-        them again."""
+        """Indexed cells that a transaction has read, as they are stored: a commit that writes them
+        need not read them again."""
         self.statistics = Statistics()
         self.calls = Calls(engine.admission)
 
@@ -405,9 +405,7 @@ class Reader:
                     if isinstance(answer, RowResult):
                         answer = await self._past_locks(address, answer, start, deadline)
                 found = answer
-                schema = self.env.schemas.get(address.table_id)
-                if schema is not None and schema.indexes:
-                    self.seen[address] = found or _NOTHING
+                self._keep(address, found)
         if found is None or found.value is None:
             return default
         return decoded_value(column, row, found.value)
@@ -457,8 +455,27 @@ class Reader:
             if written is not None:
                 return written
         if self.known is not None and self.start and self.known.has(address):
-            return self.known[address] or _NOTHING
+            found = self.known[address] or _NOTHING
+            self._keep(address, found)
+            return found
         return None
+
+    def _keep(self, address: CellAddress, found: FoundCell | None) -> None:
+        """Keeps what is stored in a cell for a commit that writes it, if it is indexed."""
+        if self.own is None or len(self.seen) >= self.engine.limits.transaction_cells_max:
+            return
+        schema = self.env.schemas.get(address.table_id)
+        if schema is not None and address.column in schema.indexed:
+            self.seen[address] = found or _NOTHING
+
+    def _keep_row(self, request: RowRequest, answer: RowResult) -> None:
+        """As `_keep`, for the cells of a row that were asked for."""
+        table_id, read = request
+        schema = self.env.schemas.get(table_id)
+        for column in () if schema is None else schema.indexed:
+            found = answer.found.get(column)
+            if found is not None or read.all_columns or column in read.columns:
+                self._keep(CellAddress(table_id, read.row, column), found)
 
     def at_hand(self, row: object, column: Readable[Any]) -> FoundCell | None:
         """The cell, if `get` would ask nobody for it. Works in the transaction's thread, too: a
@@ -547,9 +564,13 @@ class Reader:
     ) -> list[RowResult]:
         cleanup = self.engine.cleanup
         with self.calls:
-            return await read_rows(
+            answers = await read_rows(
                 self.env, cleanup, asked, deadline, self.statistics, bytes_max=bytes_max
             )
+        if self.own is not None:
+            for request, answer in zip(asked, answers, strict=True):
+                self._keep_row(request, answer)
+        return answers
 
     async def _get_cells(
         self, cells: Iterable[tuple[object, Readable[Any]]], timeout: float | None

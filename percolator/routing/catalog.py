@@ -10,7 +10,7 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 from typing import Any, NamedTuple
 
@@ -82,6 +82,11 @@ class TableSchema:
                 by_column[column] = (*by_column.get(column, ()), observer.name.encode())
         expiring = frozenset(one.column for one in ttls)
         return cls(version, strong, weak, codecs or TableCodecs.unknown(), expiring, indexes)
+
+    @cached_property
+    def indexed(self) -> frozenset[bytes]:
+        """The columns of its indexes."""
+        return frozenset(column for one in self.indexes for column in one.names)
 
 
 NO_OBSERVERS = TableSchema()

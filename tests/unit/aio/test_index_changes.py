@@ -10,16 +10,7 @@ from typing import Any
 
 import pytest
 
-from percolator import (
-    Column,
-    ConflictError,
-    Limits,
-    RetryPolicy,
-    SchemaError,
-    Table,
-    TransactionTooLarge,
-    codecs,
-)
+from percolator import Column, ConflictError, RetryPolicy, SchemaError, Table, codecs
 from percolator.aio import Database, Transaction
 from percolator.aio.connecting import connect_to
 from percolator.aio.index_build import IndexBuild
@@ -109,22 +100,6 @@ async def test_a_build_during_which_a_load_begins_reads_the_table_again(
     build = Build(other, engine, info.table_id, index, 10.0)
     assert (await build.build(), build.snapshots) == (1, 2)
     assert await loading.state() == READY
-
-
-@pytest.mark.parametrize("limits", [Limits(transaction_bytes_max=1000)])
-async def test_entries_count_towards_the_bytes_of_a_transaction(
-    db: Database, cluster: Cluster
-) -> None:
-    await db.create_table(people)
-    tx = db.transaction()
-    tx.set("ann", city, "R" * 400)
-    tx.set("bob", city, "R" * 190)
-    cluster.silent = True  # nothing is sent
-    with pytest.raises(TransactionTooLarge, match="at most 1000 bytes"):
-        await tx.commit()
-    assert tx.outcome is Outcome.ABORTED
-    cluster.silent = False
-    await put(db, city, ann="R" * 300)
 
 
 # Rules of clients that know different schemas. A seed of the simulator seldom has the interleaving
