@@ -4,7 +4,7 @@
     resume    continues a run whose process has ended, with everything that it has loaded
     load      puts rows, from any number of processes; may be repeated
     finish    notes on all tablets that the load is complete (`complete`), then opens them one by
-              one (`open`)
+              one (`open`), then builds the table's indexes (`build_indexes`)
     abandon   deletes what was loaded, and opens the range; or finishes a load that was complete
     undo      the same for one run: what another run has taken over is left alone
 
@@ -264,6 +264,7 @@ class BulkLoad:
         """Call this when everything is loaded. Then the load is complete, whatever happens."""
         await self.complete(timestamps)
         await self.open(timestamps)
+        await self.build_indexes()
 
     async def complete(self, timestamps: LoadTimestamps) -> None:
         """Notes that everything is loaded. Readers do not see it yet."""
@@ -271,11 +272,9 @@ class BulkLoad:
         await self._each(_FINISH, timestamps.start, commit=timestamps.commit)
 
     async def open(self, timestamps: LoadTimestamps) -> None:
-        """Opens a complete load. Does nothing where it is already open. Then the table's indexes
-        are built over what was loaded."""
+        """Opens a complete load. Does nothing where it is already open."""
         await self._know_table()
         await self._each(_LIFT, timestamps.start, missing_ok=True)
-        await self._build_indexes()
 
     async def _open(self, run: int, complete: pb.LoadFence) -> None:
         """Finishes a load that another run has left, which may already be open in some places.
@@ -285,7 +284,7 @@ class BulkLoad:
         await self._each(_FINISH, run, commit=complete.commit_timestamp, missing_ok=True)
         await self._each(_LIFT, run, missing_ok=True)
         await self._each(_LIFT, complete.run, missing_ok=True)
-        await self._build_indexes()
+        await self.build_indexes()
 
     async def _mark_indexes(self) -> None:
         """Says to readers that the indexes are incomplete. Call it while the range is closed, and
@@ -296,7 +295,9 @@ class BulkLoad:
         for one in await self._indexes():
             await one.mark(BUILDING)
 
-    async def _build_indexes(self) -> None:
+    async def build_indexes(self) -> None:
+        """Builds the table's indexes over what was loaded. Call it when the load is open."""
+        await self._know_table()
         for one in await self._indexes():
             if await one.state() != BUILDING:
                 continue
@@ -333,7 +334,7 @@ class BulkLoad:
             await self._open(run, complete)
             return True
         await self._open_again(run)
-        await self._build_indexes()
+        await self.build_indexes()
         return False
 
     # ------------------------------------------------------------------ shared

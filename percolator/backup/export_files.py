@@ -103,6 +103,19 @@ class ExportedCodecs:
 
 
 @dataclass(frozen=True)
+class ExportedIndex:
+    """An index in a table's schema. Its entries are not exported: an import makes them."""
+
+    name: str
+    columns: tuple[tuple[str, str], ...]
+    """(column in hexadecimal digits, codec), in the order of the index."""
+    unique: bool
+
+    def __post_init__(self) -> None:
+        _require_hex(*(column for column, _ in self.columns))
+
+
+@dataclass(frozen=True)
 class ExportedTable:
     """One table: how to create it, and its cells."""
 
@@ -118,6 +131,7 @@ class ExportedTable:
     """The codecs in its schema; None if it names none."""
     ttls: tuple[tuple[str, int], ...] = ()
     """(column in hexadecimal digits, milliseconds), of columns whose values expire."""
+    indexes: tuple[ExportedIndex, ...] = ()
 
     def __post_init__(self) -> None:
         _require_hex(*(column for column, _ in self.ttls))
@@ -195,7 +209,13 @@ def _require_numbers(*numbers: int) -> None:
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
 _CHUNK_BYTES = 1 << 20
-_FORMS = {1: ExportFormat.PARQUET, 2: ExportFormat.JSONL, 3: ExportFormat.PARQUET}
+_FORMS = {
+    1: ExportFormat.PARQUET,
+    2: ExportFormat.JSONL,
+    3: ExportFormat.PARQUET,
+    4: ExportFormat.PARQUET,
+    5: ExportFormat.JSONL,
+}
 """By the `format` of plans and manifests."""
 _EXPORT, _PART = model_form(Export, {}), model_form(ExportPart, {})
 
@@ -306,6 +326,8 @@ def write_export(path: Path, export: Export) -> None:
             del table["codecs"]  # likewise
         if not table["ttls"]:
             del table["ttls"]
+        if not table["indexes"]:
+            del table["indexes"]
         for observer in table["observers"]:
             if not observer["backfill"]:
                 del observer["backfill"]
@@ -313,9 +335,12 @@ def write_export(path: Path, export: Export) -> None:
 
 
 def _number_of(export: Export) -> int:
+    # A release without indexes, or times to live, would take the export for a damaged one.
+    has_indexes = any(table.indexes for table in export.tables)
     if export.form is ExportFormat.JSONL:
-        return 2
-    # A release without times to live would take the export for a damaged one.
+        return 5 if has_indexes else 2
+    if has_indexes:
+        return 4
     return 3 if any(table.ttls for table in export.tables) else 1
 
 

@@ -26,6 +26,7 @@ from percolator.backup import export_files, part_files
 from percolator.backup.export_files import (
     Export,
     ExportedCodecs,
+    ExportedIndex,
     ExportedObserver,
     ExportedTable,
     ExportFormat,
@@ -33,6 +34,7 @@ from percolator.backup.export_files import (
     file_of,
 )
 from percolator.backup.part_files import Piece
+from percolator.codecs.indexes import IndexDefinition, indexes_of
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.process import PRIVATE_DIRECTORY_MODE
 from percolator.schema import INTERNAL_PREFIX, Table
@@ -207,6 +209,7 @@ async def _plan(
                 options.change_feed,
                 _codecs(table),
                 tuple((one.column.hex(), one.ttl_milliseconds) for one in options.ttls),
+                tuple(map(_index, indexes_of(table.indexes))),
             )
         )
     return Export(at, tuple(found), form, await _cluster_id(database))
@@ -217,6 +220,11 @@ def _codecs(table: master_pb2.Table) -> ExportedCodecs | None:
         return None
     columns = tuple((one.column.hex(), one.codec) for one in table.codecs.columns)
     return ExportedCodecs(table.codecs.key, columns)
+
+
+def _index(index: IndexDefinition) -> ExportedIndex:
+    columns = tuple((column.hex(), codec) for column, codec in index.columns)
+    return ExportedIndex(index.name, columns, index.unique)
 
 
 async def _cluster_id(database: Database) -> str:

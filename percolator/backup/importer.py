@@ -1,9 +1,10 @@
 """Imports the tables of an export, completely or not at all.
 
 All files are checked before anything is changed. Rows are loaded behind a fence (bulk load), which
-hides them from every reader; the tables are opened when all rows are loaded. An interrupted import
-leaves its tables closed: the same import resumes where it stopped, and `--abandon` opens them,
-empty. In a row store, the tables do not exist before all rows are loaded, nor after `--abandon`.
+hides them from every reader; the tables are opened when all rows are loaded, and then their indexes
+are built. An interrupted import leaves its tables closed: the same import resumes where it stopped,
+and `--abandon` opens them, empty. In a row store, the tables do not exist before all rows are
+loaded, nor after `--abandon`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from percolator.aio.database import Database
 from percolator.aio.row_load import RowLoad, finish_together
 from percolator.backup import export_files, part_files
 from percolator.backup.export_files import DamagedExport, Export, ExportedTable, ExportPart
+from percolator.codecs.indexes import IndexDefinition
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
 from percolator.observers.observer_change import changed_observers, notified_alike
 from percolator.process import private_opener
@@ -151,6 +153,7 @@ class _Importer:
         touched: list[_Load] = []
         try:
             for one in self._loads:
+                self._require_no_indexes_on_rows(one.table)
                 await self._require_observers(one.table)
             for one in self._loads:
                 with _naming(one):
@@ -179,9 +182,18 @@ class _Importer:
         except BaseException:
             _log.warning(
                 "the import was interrupted when everything was loaded: run the same import again, "
-                "which opens the tables that are still closed, and registers their observers"
+                "which opens the tables that are still closed, registers their observers, and "
+                "builds their indexes"
             )
             raise
+
+    def _require_no_indexes_on_rows(self, table: ExportedTable) -> None:
+        if table.indexes and self._database.internal.engine.is_on_rows:
+            raise InvalidArgument(
+                "tables",
+                f"{table.name!r} cannot be made as it was exported: indexes: tables in a row store "
+                "have none",
+            )
 
     async def _require_observers(self, table: ExportedTable) -> None:
         """They are registered at the end: refused only then, they would be missing from a table
@@ -197,8 +209,8 @@ class _Importer:
             require_observers(table, found.observers)
 
     async def _make(self, table: ExportedTable) -> None:
-        """Creates the table with its splits and options. A table that exists already keeps its own,
-        but has to have a change feed if the exported one has."""
+        """Creates the table with its splits, options and indexes. A table that exists already keeps
+        its own, but must have a change feed if the exported one has, and the same indexes."""
         engine = self._database.internal.engine
         deadline = engine.now() + _CALL_SECONDS
         options = TableOptions(change_feed=table.change_feed)
@@ -213,6 +225,7 @@ class _Importer:
             exist_ok=True,
             deadline=deadline,
             codecs=codecs_of(table),
+            indexes=indexes_of(table),
         )
 
     async def _close(self, one: _Load) -> None:
@@ -310,17 +323,21 @@ class _Importer:
         await finish_together([(load, run) for load, run in begun if isinstance(load, RowLoad)])
         for one in self._loads:
             await _register(self._database, one.table)
+        for one in self._loads:  # also those that an earlier run has opened
+            if isinstance(one.load, BulkLoad):
+                await one.load.build_indexes()
         self._remove_log(self._loads)
 
 
 @contextmanager
 def _naming(one: _Load) -> Iterator[None]:
-    """Names the table whose options the cluster refuses: they are in the export, not in a call."""
+    """Names the table whose options or indexes the cluster refuses: they are in the export, not in
+    a call."""
     try:
         yield
     except InvalidArgument as error:
         option = error.field.removeprefix("options.")
-        if option == error.field:
+        if option == error.field and not option.startswith("indexes"):
             raise
         # A feed is refused if the table exists: then the reason says how it gets one.
         may_differ = isinstance(one.load, BulkLoad) and option != "change_feed"
@@ -533,6 +550,18 @@ def codecs_of(table: ExportedTable) -> Codecs | None:
         for column, codec in table.codecs.columns
     ]
     return Codecs(key=table.codecs.key, columns=columns)
+
+
+def indexes_of(table: ExportedTable) -> list[IndexDefinition]:
+    """Its indexes, for a new table."""
+    return [
+        IndexDefinition(
+            one.name,
+            tuple((bytes.fromhex(column), codec) for column, codec in one.columns),
+            one.unique,
+        )
+        for one in table.indexes
+    ]
 
 
 def observers_of(

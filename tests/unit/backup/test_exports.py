@@ -255,15 +255,19 @@ async def test_one_table_that_exists_keeps_all_from_being_imported(
     assert not (directory / importer.NAME).exists()
 
 
-@pytest.mark.parametrize("what", ["feed", "ttl"])
+@pytest.mark.parametrize("what", ["feed", "ttl", "index"])
 async def test_what_a_row_store_does_not_have_is_refused(
     at: Loading, what: str, tmp_path: Path
 ) -> None:
     async with percolator.testing.connect_async() as database:
         ttl = {PRICE: timedelta(hours=1)} if what == "ttl" else None
         await database.create_table(ITEMS, change_feed=what == "feed", ttl=ttl)
+        if what == "index":
+            await database.create_index(PRICE)
         await export(database, tmp_path / "out")
-    with pytest.raises(InvalidArgument, match=f"{REFUSED}(change_feed: tables|ttls: no value)"):
+    with pytest.raises(
+        InvalidArgument, match=f"{REFUSED}(change_feed: tables|ttls: no value|indexes: )"
+    ):
         await importer.import_tables(at.database, tmp_path / "out")
     assert not at.cluster.kept.current.tables
     with pytest.raises(SchemaError):

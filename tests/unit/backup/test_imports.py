@@ -30,6 +30,7 @@ from percolator.backup.export_files import (
     DamagedExport,
     Export,
     ExportedCodecs,
+    ExportedIndex,
     ExportedObserver,
     ExportedTable,
     ExportFormat,
@@ -38,12 +39,13 @@ from percolator.backup.export_files import (
 )
 from percolator.backup.importer import (
     codecs_of,
+    indexes_of,
     observers_of,
     open_log,
     options_of,
     require_observers,
 )
-from percolator.errors import InvalidArgument, UsageError
+from percolator.errors import InvalidArgument, SchemaError, UniqueViolation, UsageError
 from percolator.recipes import Export as Entry
 from percolator.recipes import ExportFile, ExportQueue, export_queue
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
@@ -131,7 +133,7 @@ def refusing(code: int) -> Any:
 async def exported(database: Database, directory: Path, *tables: Table[str]) -> None:
     """Fills the tables, exports them, and drops them."""
     for table in tables:
-        await database.create_table(table)
+        await database.create_table(table, exist_ok=True)
         async with database.transaction() as tx:
             for number in range(ROWS):
                 await tx.set(f"{number:03}", table.column("v", codecs.integer), number)
@@ -368,6 +370,86 @@ async def test_a_table_that_exists_without_a_feed_is_to_be_given_one(
 NOTED = LoadTimestamps(3, 4)
 
 
+C = Table("c", key=codecs.text)
+by_value = C.column("v", codecs.integer, unique=True)
+by_both = C.index("both", by_value, C.column("w", codecs.text))
+
+
+async def keys_of(database: Database, index: Any, *values: object) -> list[str]:
+    async with database.snapshot() as snapshot:
+        return [row.key async for row in snapshot.find(index, *values)]
+
+
+async def test_the_indexes_of_an_export_are_built_over_what_is_imported(
+    at: Loaded, directory: Path
+) -> None:
+    await exported(at.database, directory, C, A)
+    await importer.import_tables(at.database, directory)
+    assert await keys_of(at.database, by_value, 7) == ["007"]
+    for index in (by_value, by_both):
+        assert await at.database.check_index(index) == []
+    tx = at.database.transaction()
+    tx.set("new", by_value, 7)
+    with pytest.raises(UniqueViolation, match="row '007' has the same value"):
+        await tx.commit()
+    with pytest.raises(SchemaError, match="table 'a' has no index 'v'"):
+        await keys_of(at.database, A.column("v", codecs.integer))
+
+
+async def test_an_import_that_ends_before_the_indexes_are_built_builds_them_when_it_is_resumed(
+    at: Loaded, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await exported(at.database, directory, A, C)
+
+    async def interrupted(_: BulkLoad) -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BulkLoad, "build_indexes", interrupted)
+        with pytest.raises(Interrupted):
+            await importer.import_tables(at.database, directory)
+    assert await at.closed() == []
+    with pytest.raises(SchemaError, match="index 'v' is not complete"):
+        await keys_of(at.database, by_value)
+    await importer.import_tables(at.database, directory)
+    assert await keys_of(at.database, by_value, 7) == ["007"]
+    assert not (directory / importer.NAME).exists()
+
+
+async def test_rows_that_an_index_cannot_have_are_imported_and_named(
+    at: Loaded, directory: Path
+) -> None:
+    """As if the index was still being built when the table was exported."""
+    await at.database.create_table(A)
+    async with at.database.transaction() as tx:
+        for row in ("ann", "bob"):
+            tx.set(row, A.column("name", codecs.text), "same")
+    await exported(at.database, directory, A, B)
+    export = export_files.read_manifest(directory)
+    name = ExportedIndex("name", ((b"name".hex(), "text"),), unique=True)
+    with_index = replace(export.tables[0], indexes=(name,))
+    damaged = replace(export, tables=(with_index, export.tables[1]))
+    export_files.write_export(directory / export_files.MANIFEST, damaged)
+    with pytest.raises(UniqueViolation, match="the rows are loaded, but an index is incomplete"):
+        await importer.import_tables(at.database, directory)
+    assert await at.closed() == []
+    assert await rows_of(at.database, A) == ROWS + 2
+
+
+async def test_a_table_that_exists_must_have_the_indexes_of_the_export(
+    at: Loaded, directory: Path
+) -> None:
+    await exported(at.database, directory, A, C)
+    await at.database.create_table(Table("c", key=codecs.text))
+    with pytest.raises(SchemaError, match="table 'c' exists without the index 'both'"):
+        await importer.import_tables(at.database, directory)
+    assert await at.closed() == []
+    for index in (by_value, by_both):
+        await at.database.create_index(index)
+    await importer.import_tables(at.database, directory)
+    assert await keys_of(at.database, by_value, 7) == ["007"]
+
+
 def test_an_import_whose_disk_is_full_goes_on_and_can_be_resumed_from_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -447,6 +529,7 @@ TABLE = ExportedTable(
     change_feed=True,
     codecs=ExportedCodecs("text", ((b"price".hex(), "integer"),)),
     ttls=((b"label".hex(), 86_400_000),),
+    indexes=(ExportedIndex("by price", ((b"price".hex(), "integer"),), unique=True),),
 )
 OTHERS: tuple[Any, ...] = (
     *(None, True, 0, 1, -1, 1.5, 2**63, 2**64, 10**400),
@@ -508,6 +591,8 @@ def test_an_edited_manifest_is_refused_or_everything_in_it_can_be_asked_for(
             for table in export.tables:
                 for message in (options_of(table), codecs_of(table), *observers_of(table)):
                     assert message is None or message.SerializeToString() is not None
+                for index in indexes_of(table):
+                    assert index.message().SerializeToString()
                 assert len(table.splits) == max(len(table.parts) - 1, 0)
     assert min(outcomes[one] for one in ("read", "DamagedExport", "InvalidArgument")) > 20
 
@@ -521,6 +606,7 @@ def test_an_edited_manifest_is_refused_or_everything_in_it_can_be_asked_for(
             r"tables\[0\]: ExportedTable refuses.*-1 is out of range",
         ),
         (("ttls", 0, 0), "zz", r"tables\[0\]: .*non-hexadecimal"),
+        (("indexes", 0, "columns", 0, 0), "zz", r"tables\[0\]\.indexes\[0\]: .*non-hexadecimal"),
         (("observers", 0, "weak"), 1, r"tables\[0\]\.observers\[0\]\.weak: expected bool, got int"),
         (("codecs", "key"), "\ud800", r"tables\[0\]\.codecs\.key: .*UTF-8"),
     ],

@@ -22,6 +22,7 @@ from percolator.backup.export_files import (
     DamagedExport,
     Export,
     ExportedCodecs,
+    ExportedIndex,
     ExportedTable,
     ExportFormat,
     ExportPart,
@@ -403,25 +404,30 @@ def test_a_malformed_manifest_is_damaged_and_another_format_is_named(
     export_files.write_record(path, content)
     with pytest.raises(DamagedExport, match="is not the record of an export"):
         export_files.read_manifest(tmp_path)
-    for other in (4, True, "1", None):
+    for other in (6, True, "1", None):
         export_files.write_record(path, content | {"format": other})
         with pytest.raises(InvalidArgument, match=f"is of format {other}; this release reads 1"):
             export_files.read_manifest(tmp_path)
 
 
+INDEX = ExportedIndex("a", (("61", "text"),), unique=False)
+
+
 @pytest.mark.parametrize(
-    ("ttls", "form", "number"),
+    ("options", "form", "number"),
     [
-        ((), ExportFormat.PARQUET, 1),
-        ((("61", 5),), ExportFormat.PARQUET, 3),
-        ((("61", 5),), ExportFormat.JSONL, 2),
+        ({}, ExportFormat.PARQUET, 1),
+        ({"ttls": (("61", 5),)}, ExportFormat.PARQUET, 3),
+        ({"ttls": (("61", 5),)}, ExportFormat.JSONL, 2),
+        ({"ttls": (("61", 5),), "indexes": (INDEX,)}, ExportFormat.PARQUET, 4),
+        ({"indexes": (INDEX,)}, ExportFormat.JSONL, 5),
     ],
 )
 def test_an_export_has_the_format_that_its_contents_need(
-    ttls: tuple[tuple[str, int], ...], form: ExportFormat, number: int, tmp_path: Path
+    options: dict[str, Any], form: ExportFormat, number: int, tmp_path: Path
 ) -> None:
     part = ExportPart(file_of("t", 0, form), "", "")
-    export = Export(7, (ExportedTable("t", 1, 0, 0, (), (part,), ttls=ttls),), form)
+    export = Export(7, (ExportedTable("t", 1, 0, 0, (), (part,), **options),), form)
     export_files.write_export(tmp_path / export_files.MANIFEST, export)
     assert export_files.read_record(tmp_path / export_files.MANIFEST)["format"] == number
     assert export_files.read_manifest(tmp_path) == export
