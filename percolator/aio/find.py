@@ -8,8 +8,10 @@ take their places among the others.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
 from percolator.aio.reader import Reader
@@ -26,7 +28,7 @@ from percolator.errors import (
 )
 from percolator.protocol import indexes
 from percolator.protocol.environment import Environment
-from percolator.protocol.read import scan_pages
+from percolator.protocol.read import FoundRow, scan_pages
 from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import FoundCell, RangeRequest
 from percolator.schema import Column, Columns, Index, encoded_value, stored_names
@@ -116,6 +118,10 @@ class Wanted(NamedTuple):
     limit: int | None
 
 
+Entry = tuple[bytes, bytes]
+"""An entry, and the row to which it leads."""
+
+
 class Match(NamedTuple):
     """A row that was found."""
 
@@ -135,66 +141,68 @@ async def found_matches(
 ) -> AsyncGenerator[list[Match], None]:
     """Yields the rows to which the entries lead, in their order, some at a time, each with the
     wanted columns. `again` says what to look for if the index was dropped and made again."""
-    index, first, last = entries
-    if last and first >= last:
-        return
     deadline = reader.deadline(timeout)
-    lookup = _Lookup(reader, info, index, wanted, deadline)
-    own = await lookup.own_rows(first, last)
-    own.sort(reverse=wanted.reverse)
-    written = frozenset(one.row for one in own) | lookup.unmatched
-    left = wanted.limit
-    request = RangeRequest(
-        index.table_id,
-        first,
-        last,
-        (ENTRY,),
-        reader.start or await reader.begin(deadline),
-        reverse=wanted.reverse,
-        row_limit=0 if left is None else left + len(written),
-    )
-    seconds = timeout or reader.timeout_seconds
-    engine = reader.engine
-    scan = scan_pages(engine.env, engine.cleanup, request, None, seconds, reader.statistics)
-    is_known = True
-    async with aclosing(scan):
-        reading = asyncio.ensure_future(anext(scan, None))
-        try:
-            await require_ready(reader, index, deadline)
-            page = await reading
-        except BaseException as error:
-            reading.cancel()
-            # A generator that runs cannot be closed.
-            await asyncio.gather(reading, return_exceptions=True)
-            if not isinstance(error, SchemaError):
-                raise
-            schema = await reader.env.schemas.refresh(info.table_id, deadline)
-            if index in schema.indexes:
-                raise
-            is_known = False
-            page = None
-        while page is not None:
-            listed = _listed(page, written)
-            while listed:
-                lookup.deadline = reader.deadline(timeout)
-                found = await lookup.rows(listed)
-                del listed[: len(found)]
-                reader.require_open()
-                rows = [*_merged(own, found, reverse=wanted.reverse)][:left]
-                if rows:
-                    yield [lookup.shown(one) for one in rows]
-                if left is not None:
-                    left -= len(rows)
-                    if not left:
-                        return
-            page = await anext(scan, None)
-    if not is_known:  # it was dropped, and may have been made again
-        newer = found_matches(reader, info, await again(), again, wanted, timeout)
-        async with aclosing(newer):
-            async for matches in newer:
-                yield matches
-    elif own:
-        yield [lookup.shown(one) for one in own[:left]]
+    start = reader.start or await reader.begin(deadline)
+    while not entries.last or entries.first < entries.last:
+        index, first, last = entries
+        request = RangeRequest(
+            index.table_id,
+            first,
+            last,
+            (ENTRY,),
+            start,
+            reverse=wanted.reverse,
+            row_limit=wanted.limit or 0,
+        )
+        seconds = timeout or reader.timeout_seconds
+        engine = reader.engine
+        scan = scan_pages(engine.env, engine.cleanup, request, None, seconds, reader.statistics)
+        async with aclosing(scan):
+            try:
+                page = await _first_page(reader, index, scan, deadline)
+            except SchemaError:
+                schema = await reader.env.schemas.refresh(info.table_id, deadline)
+                if index in schema.indexes or engine.now() >= deadline:
+                    raise
+                entries = await again()
+                continue
+            lookup = _Lookup(reader, info, entries, wanted)
+            lookup.deadline = reader.deadline(timeout)
+            own, written = await lookup.own_entries()
+            left = wanted.limit
+            while page is not None or own:
+                listed = _merged(own, page, written, reverse=wanted.reverse)
+                while listed:
+                    lookup.deadline = reader.deadline(timeout)
+                    found = await lookup.rows(listed, left)
+                    reader.require_open()
+                    if found:
+                        yield found
+                    if left is not None:
+                        left -= len(found)
+                        if not left:
+                            return
+                page = None if page is None else await anext(scan, None)
+            return
+
+
+async def _first_page(
+    reader: Reader,
+    index: IndexDefinition,
+    scan: AsyncGenerator[list[FoundRow], None],
+    deadline: float,
+) -> list[FoundRow] | None:
+    """The first page of a scan of entries, if there is any. Raises `SchemaError` unless the index
+    has all rows in this snapshot, which is asked meanwhile."""
+    reading = asyncio.ensure_future(anext(scan, None))
+    try:
+        await require_ready(reader, index, deadline)
+        return await reading
+    except BaseException:
+        reading.cancel()
+        # A generator that runs cannot be closed.
+        await asyncio.gather(reading, return_exceptions=True)
+        raise
 
 
 def declared_index(index: object) -> Index[Any]:
@@ -315,61 +323,105 @@ class _Lookup:
         self,
         reader: Reader,
         info: TableInfo,
-        index: IndexDefinition,
+        entries: EntryRange,
         wanted: Wanted,
-        deadline: float,
     ) -> None:
         self._reader = reader
         self._info = info
-        self._index = index
+        self._index = entries.definition
+        self._entries = entries
         self._shown = wanted.names
         self._names = None
         if wanted.names is not None:
-            self._names = list(dict.fromkeys((*wanted.names, *index.names)))
+            self._names = list(dict.fromkeys((*wanted.names, *self._index.names)))
         self._prefixes = wanted.prefixes
-        self.deadline = deadline
-        self.unmatched: frozenset[bytes] = frozenset()
-        """Rows that the transaction has written, and that do not match."""
+        self._reverse = wanted.reverse
+        self.deadline = 0.0
         self._at_once = ROWS_AT_ONCE
 
-    async def own_rows(self, first: bytes, last: bytes) -> list[Match]:
-        """The rows that match and that the transaction has written."""
-        own = self._reader.own
-        if own is None or not own.cells:
-            return []
-        rows = indexes.written_rows(own, self._info.table_id, self._index)
-        if not rows:
-            return []
-        found: list[Match] = []
-        for row, cells in zip(rows, await self._read(rows), strict=True):
-            entry = self._index.entry(row, _values(cells))
-            if entry is not None and first <= entry and (not last or entry < last):
-                found.append(Match(entry, row, cells))
-        self.unmatched = frozenset(rows) - {one.row for one in found}
-        return found
+    async def own_entries(self) -> tuple[deque[Entry], frozenset[bytes]]:
+        """The entries in the range that rows will have which the transaction has written, in order;
+        and all of these rows, of which what is stored does not matter.
 
-    async def rows(self, entries: Sequence[tuple[bytes, bytes]]) -> list[Match]:
-        """The rows of the first of these entries, as many as may be read at once. All of them must
-        be there: the snapshot has both."""
-        some = entries[: self._at_once]
+        Only rows with columns of the index that the transaction has not written, and that may be in
+        the range all the same, are read for this.
+        """
+        own, index, table_id = self._reader.own, self._index, self._info.table_id
+        if own is None or not own.cells:
+            return deque(), frozenset()
+        found: list[Entry] = []
+        unclear: list[bytes] = []
+        written = indexes.written_rows(own, table_id, index)
+        for row in written:
+            values = {
+                column: known.value
+                for column in index.names
+                if (known := own.own_value(CellAddress(table_id, row, column))) is not None
+            }
+            if len(values) == len(index.names):
+                self._take(found, row, values)
+            elif self._may_match(values):
+                unclear.append(row)
+        for at in range(0, len(unclear), ROWS_AT_ONCE):
+            some = unclear[at : at + ROWS_AT_ONCE]
+            cells = await self._reader.stored_cells(
+                table_id, some, [*index.names], (), self.deadline
+            )
+            for row, stored in zip(some, cells, strict=True):
+                self._take(found, row, _values(stored))
+        return deque(sorted(found, reverse=self._reverse)), frozenset(written)
+
+    def _take(self, found: list[Entry], row: bytes, values: Mapping[bytes, bytes | None]) -> None:
+        """Adds the entry of a row with these values, if it has one and it is in the range."""
+        _, first, last = self._entries
+        entry = self._index.entry(row, values)
+        if entry is not None and first <= entry and (not last or entry < last):
+            found.append((entry, row))
+
+    def _may_match(self, values: Mapping[bytes, bytes | None]) -> bool:
+        """True if a row of which some values are known may have an entry in the range."""
+        if None in values.values():
+            return False
+        _, first, last = self._entries
+        begin = self._index.parts(
+            [values[name] or b"" for name in takewhile(values.__contains__, self._index.names)]
+        )
+        return not (last and begin >= last) and (begin >= first or first.startswith(begin))
+
+    async def rows(self, listed: list[Entry], most: int | None) -> list[Match]:
+        """The rows of the first of these entries, `most` of them or as many as may be read at once;
+        takes them off the list. All of them must be there, since the snapshot has both, unless the
+        transaction has changed them meanwhile."""
+        some = listed[: self._at_once][:most]
         bytes_max = BYTES_AT_ONCE if len(some) > 1 else 0
         try:
-            found = await self._read([row for _, row in some], bytes_max)
+            read = await self._read([row for _, row in some], bytes_max)
         except InvalidArgument as error:
             if error.field != "rows" or not bytes_max:
                 raise
             self._at_once = len(some) // 2
-            return await self.rows(some)
-        names, most = self._index.names, self._reader.engine.row_bytes_max
-        for (entry, row), cells in zip(some, found, strict=True):
+            return await self.rows(listed, most)
+        del listed[: len(some)]
+        names, bytes_max = self._index.names, self._reader.engine.row_bytes_max
+        found: list[Match] = []
+        for (entry, row), cells in zip(some, read, strict=True):
             values = {name: cell.value for name in names if (cell := cells.get(name)) is not None}
-            if indexes.entry_before(self._index, row, values, most) != entry:
+            if indexes.entry_before(self._index, row, values, bytes_max) == entry:
+                found.append(self._match(entry, row, cells))
+            elif not self._has_written(row):
                 raise InvariantViolation(
                     f"index {self._index.name!r} of table {self._info.name!r} leads to row "
                     f"{quoted(row)}, which does not have these values; check it with `percolator "
                     "index check`"
                 )
-        return [Match(entry, row, cells) for (entry, row), cells in zip(some, found, strict=True)]
+        return found
+
+    def _has_written(self, row: bytes) -> bool:
+        own, table_id = self._reader.own, self._info.table_id
+        return own is not None and any(
+            own.own_value(CellAddress(table_id, row, name)) is not None
+            for name in self._index.names
+        )
 
     async def _read(
         self, rows: list[bytes], bytes_max: int = 0
@@ -383,39 +435,35 @@ class _Lookup:
             bytes_max=bytes_max,
         )
 
-    def shown(self, found: Match) -> Match:
+    def _match(self, entry: bytes, row: bytes, cells: Mapping[bytes, FoundCell | None]) -> Match:
         """The row with the columns that were asked for."""
         names = self._shown
-        if names is None:
-            return found
-        cells = {
-            name: cell
-            for name, cell in found.cells.items()
-            if name in names or name.startswith(self._prefixes)
-        }
-        return found._replace(cells=cells)
+        if names is not None:
+            cells = {
+                name: cell
+                for name, cell in cells.items()
+                if name in names or name.startswith(self._prefixes)
+            }
+        return Match(entry, row, cells)
 
 
-def _listed(
-    page: Sequence[tuple[bytes, dict[bytes, FoundCell]]], left_out: frozenset[bytes]
-) -> list[tuple[bytes, bytes]]:
-    """The entries of a page, with the rows to which they lead."""
-    listed = []
-    for entry, cells in page:
+def _merged(
+    own: deque[Entry], page: list[FoundRow] | None, written: frozenset[bytes], *, reverse: bool
+) -> list[Entry]:
+    """The entries of a page in order, without those of rows that were written, and with the own
+    ones that come before its last. Without a page, the own ones that are left."""
+    merged: list[Entry] = []
+    for entry, cells in page or ():
         row = cells[ENTRY].value
-        if row is not None and row not in left_out:
-            listed.append((entry, row))
-    return listed
-
-
-def _merged(own: list[Match], found: list[Match], *, reverse: bool) -> list[Match]:
-    """The matches of a page in order, with those of the own ones that come before its last."""
-    rows: list[Match] = []
-    for one in found:
-        while own and (own[0][:2] > one[:2] if reverse else own[0][:2] < one[:2]):
-            rows.append(own.pop(0))
-        rows.append(one)
-    return rows
+        if row is not None and row not in written:
+            one = (entry, row)
+            while own and (own[0] > one if reverse else own[0] < one):
+                merged.append(own.popleft())
+            merged.append(one)
+    if page is None:
+        merged += own
+        own.clear()
+    return merged
 
 
 def _values(cells: Mapping[bytes, FoundCell | None]) -> dict[bytes, bytes]:

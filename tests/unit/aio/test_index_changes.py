@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from percolator import Column, ConflictError, RetryPolicy, SchemaError, Table, codecs
-from percolator.aio import Database, Transaction
+from percolator.aio import Database, Transaction, find
 from percolator.aio.connecting import connect_to
 from percolator.aio.index_build import IndexBuild
 from percolator.aio.transaction import Outcome
@@ -76,6 +76,25 @@ async def test_an_index_that_was_made_again_is_found(db: Database, other: Databa
     await other.create_index(city)
     async with db.snapshot() as snapshot:
         assert [row.key async for row in snapshot.find(city, "Rome")] == ["ann"]
+
+
+async def test_a_look_up_whose_index_is_made_again_and_again_ends_at_its_deadline(
+    db: Database, other: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = db.internal.engine.world.clock
+
+    async def make_again(*_: object) -> None:
+        await clock.sleep(0.01)
+        await other.drop_index(people, "city")
+        await other.create_index(city)
+        raise SchemaError("index 'city' was dropped")
+
+    monkeypatch.setattr(find, "require_ready", make_again)
+    began = clock.monotonic_seconds()
+    async with db.snapshot(timeout=1.0) as snapshot:
+        with pytest.raises(SchemaError, match="index 'city' was dropped"):
+            [row async for row in snapshot.find(city, "Rome")]
+    assert 1.0 <= clock.monotonic_seconds() - began < 1.5
 
 
 async def test_a_build_during_which_a_load_begins_reads_the_table_again(

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from percolator import Limits, Table, TransactionTooLarge, codecs
+from percolator import Index, Limits, Table, TransactionTooLarge, codecs
 from percolator.aio import Database, Transaction
 from percolator.aio.transaction import Outcome
 from tests.unit.connected import Cluster, put
@@ -14,6 +14,55 @@ from tests.unit.connected import Cluster, put
 people = Table("people")
 city = people.column("city", codecs.text, indexed=True)
 name = people.column("name", codecs.text)
+
+houses = Table("houses")
+town = houses.column("town", codecs.text)
+street = houses.column("street", codecs.text)
+by_place = houses.index("by place", town, street)
+
+
+MANY = 300
+
+
+async def look_up(tx: Transaction, index: Index[str], *values: str) -> int:
+    """The number of rows that a look-up reads or scans."""
+    before = tx.statistics.rows_read
+    [row.key async for row in tx.find(index, *values, limit=5)]
+    return tx.statistics.rows_read - before
+
+
+async def test_a_look_up_reads_only_those_of_the_rows_written_that_may_match(db: Database) -> None:
+    await db.create_table(people)
+    await put(db, city, ann="Rome")
+    await db.create_table(houses)
+    by_city = people.indexes["city"]
+    tx = db.transaction()
+    for number in range(MANY):
+        tx.set(f"{number:03}", city, "Oslo")
+        tx.set(f"{number:03}", town, "Oslo")
+    assert await look_up(tx, by_city, "Rome") < 5
+    assert await look_up(tx, by_city) < 10  # of the first in order, no more than are wanted
+    assert await look_up(tx, by_place, "Rome") < 5
+    assert await look_up(tx, by_place, "Oslo") >= MANY  # any of them may have a street
+    for number in range(MANY):
+        tx.delete(f"{number:03}", street)
+    assert await look_up(tx, by_place, "Oslo") < 5
+    tx.rollback()
+
+
+async def test_what_a_transaction_changes_while_it_looks_up_is_left_out(db: Database) -> None:
+    await db.create_table(people)
+    await put(db, city, **{f"row{number:03}": "Rome" for number in range(MANY)})
+    tx = db.transaction()
+    found = []
+    async for row in tx.find(city, "Rome"):
+        found.append(row.key)
+        if len(found) == 1:
+            tx.set(row.key, city, "Bern")
+            tx.delete(f"row{MANY - 1}", city)
+            tx.set(f"row{MANY - 2}", name, "Zoe")
+    assert found == [f"row{number:03}" for number in range(MANY - 1)]
+    tx.rollback()
 
 
 async def find(tx: Transaction) -> None:
