@@ -172,13 +172,40 @@ def _parts(message: RowFilter) -> Iterator[tuple[int, RowFilter]]:
 
 def necessary(message: RowFilter) -> list[RowFilter]:
     """Comparisons of single columns, of which at least one holds wherever the condition does; none
-    if there is no such list."""
-    if message.kind == RowFilter.KIND_ALL:
-        return min(filter(None, map(necessary, message.parts)), key=len, default=[])
+    if there is no such list. Among several lists, that which is likely to hold for fewest rows."""
+    if _only_column(message):
+        return [message]
     if message.kind == RowFilter.KIND_ANY:
         found = [*map(necessary, message.parts)]
         return [*chain.from_iterable(found)] if all(found) else []
-    return [] if message.kind in _NULLS else [message]
+    lists: list[list[RowFilter]] = []
+    together: dict[bytes, list[RowFilter]] = {}
+    for part in message.parts:
+        column = _only_column(part)
+        if column:
+            together.setdefault(column, []).append(part)
+        else:
+            lists += filter(None, (necessary(part),))
+    for parts in together.values():
+        lists.append(parts if len(parts) == 1 else [RowFilter(kind=message.kind, parts=parts)])
+    return min(lists, key=_width, default=[])
+
+
+def _only_column(message: RowFilter) -> bytes:
+    """The column that all parts compare with values; empty if there are others, or a null."""
+    leaves = [part for _, part in _parts(message) if not part.parts]
+    columns = {b"" if part.kind in _NULLS else part.column for part in leaves}
+    return columns.pop() if len(columns) == 1 else b""
+
+
+def _width(comparisons: list[RowFilter]) -> tuple[int, int, int]:
+    """Smaller if they are likely to hold for fewer rows: an equality for fewer than a range, and a
+    range with two ends for fewer than one that is open."""
+    kinds = [min(_WIDTHS.get(part.kind, 2) for _, part in _parts(one)) for one in comparisons]
+    return len(comparisons), max(kinds), -sum(len(one.parts) for one in comparisons)
+
+
+_WIDTHS = {RowFilter.KIND_EQUAL: 0, RowFilter.KIND_ONE_OF: 1, RowFilter.KIND_PREFIX: 1}
 
 
 # Evaluation, of many rows at a time.
@@ -197,12 +224,24 @@ class Predicate:
         """
         self.columns = tuple(sorted({column for column, _ in compared}))
         self._decide = _decider(message, field)
+        self.packed_bytes = _NUMBER_BYTES if {codec for _, codec in compared} <= {*_PACKED} else 0
+        """The size of every value that can be read; 0 if they differ. See `keeps_packed`."""
+        if len(compared) != 1:
+            self.packed_bytes = 0
         self.keeps_empty = self.keeps(dict.fromkeys(self.columns, (None,)), 1)[0]
         """It keeps rows that have none of its columns."""
 
     def keeps(self, cells: Cells, rows: int) -> list[bool]:
         """For each row, True if it is kept. Raises `SchemaError` if a value cannot be read."""
         return self._decide(_Values(cells, rows))
+
+    def keeps_packed(self, packed: bytes, rows: int, *, skipped: int) -> list[bool]:
+        """As `keeps`, for rows that all have a value of the only column, which has `packed_bytes`:
+        they are one behind the other, each after so many other bytes."""
+        values = _Values({}, rows)
+        for column, codec in self.codecs:
+            values.unpack(column, codec, packed, skipped)
+        return self._decide(values)
 
     def keeps_row(self, row: Mapping[bytes, bytes | None]) -> bool:
         """True if one row, given by column, is kept."""
@@ -230,9 +269,16 @@ class _Values:
     def __init__(self, cells: Cells, rows: int) -> None:
         self.cells = cells
         self.rows = rows
-        self._read: dict[tuple[bytes, str], list[Any]] = {}
+        self._read: dict[tuple[bytes, str], Sequence[Any]] = {}
 
-    def present(self, column: bytes, codec: str, read: _Reader) -> list[Any]:
+    def unpack(self, column: bytes, codec: str, packed: bytes, skipped: int) -> None:
+        """Reads the values of a column from behind the other bytes, without taking them apart."""
+        kind, reader = _PACKED[codec]
+        found = struct.unpack(">" + f"{skipped}x{kind}" * self.rows, packed)
+        _require_in_range(kind, reader, found)
+        self._read[column, codec] = found
+
+    def present(self, column: bytes, codec: str, read: _Reader) -> Sequence[Any]:
         """The values of the rows that have one."""
         found = self._read.get((column, codec))
         if found is None:
@@ -290,7 +336,7 @@ def _decider(message: RowFilter, field: str) -> _Decider:
     return partial(_compare_column, message.column, message.codec, read, compare)
 
 
-_Comparison = Callable[[list[Any]], Iterator[bool]]
+_Comparison = Callable[[Sequence[Any]], Iterator[bool]]
 
 
 def _join(
@@ -314,12 +360,12 @@ def _compare_column(
 
 
 def _compare(
-    holds: Callable[[Any, Any], bool], operand: object, values: list[Any]
+    holds: Callable[[Any, Any], bool], operand: object, values: Sequence[Any]
 ) -> Iterator[bool]:
     return map(holds, values, repeat(operand))
 
 
-def _begins(prefix: bytes, values: list[bytes]) -> Iterator[bool]:
+def _begins(prefix: bytes, values: Sequence[bytes]) -> Iterator[bool]:
     return map(bytes.startswith, values, repeat(prefix))
 
 
@@ -340,12 +386,19 @@ def _one_by_one(codec: Codec[Any], values: list[bytes]) -> list[Any]:
 
 
 def _numbers(kind: str, codec: Codec[Any], values: list[bytes]) -> list[Any]:
-    if {*map(len, values)} != {8}:
+    if {*map(len, values)} != {_NUMBER_BYTES}:
         return _one_by_one(codec, values)  # which raises
     found = [*struct.unpack(f">{len(values)}{kind}", b"".join(values))]
-    for extreme in (min(found), max(found)):
-        codec.decode(struct.pack(f">{kind}", extreme))  # a moment or a day may be out of range
+    _require_in_range(kind, codec, found)
     return found
+
+
+def _require_in_range(kind: str, codec: Codec[Any], numbers: Sequence[Any]) -> None:
+    """Raises `SchemaError` if one is no value: a moment or a day may be out of range."""
+    if codec not in (codecs.timestamp, codecs.date):
+        return
+    for extreme in (min(numbers), max(numbers)):
+        codec.decode(struct.pack(f">{kind}", extreme))
 
 
 def _texts(values: list[bytes]) -> list[bytes]:
@@ -369,13 +422,18 @@ def _read_raw(values: list[bytes]) -> list[bytes]:
     return values
 
 
+_NUMBER_BYTES = 8
+_PACKED: dict[str, tuple[str, Codec[Any]]] = {
+    "integer": ("q", codecs.integer),
+    "timestamp": ("q", codecs.timestamp),
+    "date": ("q", codecs.date),
+    "float": ("d", codecs.float),
+}
+"""Codecs of numbers, with how `struct` names them."""
 _READERS: dict[str, _Reader] = {
     "raw": _read_raw,
     "text": _texts,
-    "integer": partial(_numbers, "q", codecs.integer),
-    "timestamp": partial(_numbers, "q", codecs.timestamp),
-    "date": partial(_numbers, "q", codecs.date),
-    "float": partial(_numbers, "d", codecs.float),
     "boolean": partial(_booleans, codecs.boolean),
     "uuid": partial(_uuids, codecs.uuid),
+    **{name: partial(_numbers, *packed) for name, packed in _PACKED.items()},
 }

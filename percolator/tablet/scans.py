@@ -16,27 +16,21 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain, compress, islice, repeat
-from operator import and_, gt, itemgetter, or_
+from itertools import accumulate, chain, islice, repeat
+from operator import gt, or_
 from typing import Any
 
 from percolator.codecs.readable import quoted
-from percolator.conditions import Predicate, necessary
+from percolator.conditions import Predicate
 from percolator.errors import InvalidArgument, InvariantViolation
 from percolator.formats.records import (
-    KIND_DELETE,
-    KIND_LOCK_ONLY,
-    KIND_PUT,
     START_TIMESTAMP_BYTES,
-    WRITE_HEADER_BYTES,
-    WRITE_KIND_OFFSET,
     too_old,
 )
 from percolator.tablet.cells import (
     LOCK,
     NOTIFY,
     PREFIX_OF_SPACE,
-    TIMESTAMP_BYTES,
     CellKey,
     ColumnEncoder,
     D,
@@ -50,12 +44,12 @@ from percolator.tablet.cells import (
     split_component,
 )
 from percolator.tablet.opening import fill_index
+from percolator.tablet.sieve import Sieve, entries_from, row_prefix, rows_around
 from percolator.tablet.state import (
     TabletState,
     closed,
 )
 from percolator.tablet.visible_cells import (
-    RUN_VALUE_BYTES_MAX,
     LockReader,
     VisibleCells,
     VisibleRuns,
@@ -112,45 +106,6 @@ SIFTED_MIN = 8
 """Sifting goes on while at most one of so many entries may match."""
 
 
-def _looked_at(
-    storage: Storage[Any], first: bytes, stop: bytes, entries: int
-) -> tuple[list[bytes], list[bytes]]:
-    """The next entries. What was committed after the page's view was made is in none of its rows:
-    only they are read in that view."""
-    keys: list[bytes] = []
-    values: list[bytes] = []
-    for key, value in islice(storage.iterate(first, stop), entries):
-        keys.append(key)
-        values.append(value)
-        if len(value) > RUN_VALUE_BYTES_MAX:
-            break  # a thousand of them may be gigabytes
-    return keys, values
-
-
-def may_match(
-    sieve: Sequence[tuple[bytes, Predicate]], keys: list[bytes], values: list[bytes]
-) -> list[int]:
-    """The places of entries whose value may match, in order: of any version of its cell."""
-    kinds = [*map(itemgetter(WRITE_KIND_OFFSET), values)]
-    found: set[int] = set()
-    if {*kinds} == {KIND_PUT}:
-        puts: Sequence[bool] | None = None
-    else:
-        puts = [kind == KIND_PUT for kind in kinds]
-        no_values = (KIND_PUT, KIND_DELETE, KIND_LOCK_ONLY)
-        found.update(at for at, kind in enumerate(kinds) if kind not in no_values)
-    for column, predicate in sieve:
-        end = -len(column) - TIMESTAMP_BYTES
-        own = [key[end:-TIMESTAMP_BYTES] == column for key in keys]
-        if puts is not None:
-            own = [*map(and_, own, puts)]
-        places = range(len(keys)) if all(own) else [*compress(range(len(keys)), own)]
-        bodies = [values[at][WRITE_HEADER_BYTES:] for at in places]
-        kept, unreadable = predicate.evaluate({predicate.columns[0]: bodies}, len(bodies))
-        found.update(compress(places, kept), (places[at] for at in unreadable))
-    return sorted(found)
-
-
 def _columns_of(
     predicate: Predicate, distinct: list[bytes], width: int, cells: VisibleCells
 ) -> dict[bytes, Sequence[bytes | None]]:
@@ -195,9 +150,8 @@ class ScanPlan:
     """Rows that it does not keep are left out of pages that are complete otherwise."""
     counts: bool = False
     """Rows are counted instead of returned."""
-    sieve: tuple[tuple[bytes, Predicate], ...] = ()
-    """Encoded columns, each with a condition on it alone: of a row that `predicate` keeps, an entry
-    matches one of them. Empty if that cannot be said."""
+    sieve: Sieve | None = None
+    """Finds rows that `predicate` may keep; None if it cannot."""
 
 
 class ScanPage:
@@ -265,8 +219,8 @@ class ScanPage:
 
     async def _forwards(self, first: bytes, stop: bytes) -> None:
         cells, limits = self._cells, self._state.limits
-        if self._plan.sieve and not self._lock_rows:
-            after = await self._sift(first, stop)
+        if self._plan.sieve is not None and not self._lock_rows:
+            after = await self._sift(self._plan.sieve, first, stop)
             if after is None:
                 return
             first = after
@@ -281,49 +235,64 @@ class ScanPage:
         if walked is Walked.FULL:
             self.rest = self._from(self._full_before)
 
-    async def _sift(self, first: bytes, stop: bytes) -> bytes | None:
-        """Looks at the values of all entries first, whatever their versions, and reads only rows in
-        which one may match. Returns where to go on, since many do; None at the end of the page.
+    async def _sift(self, sieve: Sieve, first: bytes, stop: bytes) -> bytes | None:
+        """Looks at the values of all entries first, and reads only rows in which one may match.
+        Returns where to go on, since many do; None at the end of the page.
 
-        Most scans with a condition keep few rows. Looking at an entry costs a third of taking it.
+        What was committed after the page's view was made is looked at, too, and is in none of its
+        rows: it is above the timestamp, or there would be a lock in the way.
         """
         limits = self._state.limits
-        row = begin = None
         while True:
-            keys, values = _looked_at(self._state.storage, first, stop, limits.slice_entries)
+            keys, values = entries_from(self._state.storage, first, stop, limits.slice_entries)
             if not keys:
                 return None
-            self._sifted += len(keys)
-            found = [keys[at] for at in may_match(self._plan.sieve, keys, values)]
-            if len(found) * SIFTED_MIN > len(keys):
-                key = keys[0]
-                if begin is not None and key.startswith(begin):
-                    return after_component(begin)
-                return key[: split_component(key, 1)[1]]
-            is_last = self._sifted >= limits.page_entries_max
-            if is_last:
-                found.append(keys[-1])  # the rest of its row was not looked at
-            for key in found:
-                if begin is not None and key.startswith(begin):
-                    continue
-                row, at = split_component(key, 1)
-                begin = key[:at]
-                self._cells.seek(begin)
-                while True:
-                    walked = self._cells.walk(
-                        after_component(begin), limits.slice_entries, self.admit
-                    )
-                    if walked is Walked.FULL:
-                        self.rest = self._from(row)
-                        return None
-                    if walked is Walked.TO_THE_END:
-                        break
-                    await self._pause()
-            if is_last and row is not None:
-                self.rest = self._after(row)
+            # The last row may not be complete.
+            last, whole = row_prefix(keys[-1]), len(keys)
+            while whole and keys[whole - 1].startswith(last):
+                whole -= 1
+            self._sifted += whole or len(keys)
+            if whole:
+                del keys[whole:], values[whole:]
+                places = sieve.may_match(keys, values)
+                if len(places) * SIFTED_MIN > len(keys):
+                    return first
+                if not await self._read_rows_of(keys, values, places):
+                    return None
+                first = last
+            elif await self._read_row(last):
+                first = after_component(last)
+            else:
                 return None
-            first = keys[-1] + b"\0"
+            if self._sifted >= limits.page_entries_max:
+                row, _ = split_component(last, 1)
+                self.rest = self._from(row) if whole else self._after(row)
+                return None
             await self._pause()
+
+    async def _read_rows_of(
+        self, keys: list[bytes], values: list[bytes], places: list[int]
+    ) -> bool:
+        """Reads the rows of these entries. Returns False if one does not fit."""
+        found = rows_around(keys, places)
+        keys = [keys[at] for at in found]
+        if not keys or self._cells.take(keys, [values[at] for at in found], self):
+            return True
+        for begin in dict.fromkeys(map(row_prefix, keys)):
+            if not await self._read_row(begin):
+                return False
+        return True
+
+    async def _read_row(self, begin: bytes) -> bool:
+        """Reads the row whose keys begin like this. Returns False if it does not fit."""
+        cells, entries = self._cells, self._state.limits.slice_entries
+        stop = after_component(begin)
+        cells.seek(begin)
+        while (walked := cells.walk(stop, entries, self.admit)) is Walked.SLICE:
+            await self._pause()
+        if walked is Walked.FULL:
+            self.rest = self._from(self._full_before)
+        return walked is not Walked.FULL
 
     def _walk(self, stop: bytes) -> Walked:
         entries = self._state.limits.slice_entries
@@ -353,21 +322,14 @@ class ScanPage:
     async def _row_before(self, first: bytes, stop: bytes) -> bytes | None:
         """Reads the last row below `stop`, forwards. Returns the key where it begins; None if there
         is no row, or it does not fit."""
-        cells, cursor, entries = self._cells, self._cursor, self._state.limits.slice_entries
+        cursor = self._cursor
         cursor.seek(stop)
         cursor.prev()
         key = cursor.key()
         if key < first:
             return None
-        _, at = split_component(key, 1)
-        begin = key[:at]
-        cells.seek(begin)
-        while (walked := cells.walk(after_component(begin), entries, self.admit)) is Walked.SLICE:
-            await self._pause()
-        if walked is Walked.FULL:
-            self.rest = self._from(self._full_before)
-            return None
-        return begin
+        begin = row_prefix(key)
+        return begin if await self._read_row(begin) else None
 
     async def _pause(self) -> None:
         await asyncio.sleep(0)
@@ -635,6 +597,7 @@ def plan_scan(state: TabletState, request: pb.ScanRequest, columns: ColumnEncode
         raise InvalidArgument("report_deletes", "cannot be combined with a filter or a count")
     if request.count and request.row_limit:
         raise InvalidArgument("row_limit", "cannot be combined with a count")
+    sieve = None if predicate is None or request.reverse else Sieve(predicate, columns)
     return ScanPlan(
         timestamp=request.timestamp,
         passed=frozenset(request.passing),
@@ -646,9 +609,7 @@ def plan_scan(state: TabletState, request: pb.ScanRequest, columns: ColumnEncode
         bytes_max=min(request.page_bytes_max or limits.page_bytes_default, limits.page_bytes_max),
         predicate=predicate,
         counts=request.count,
-        sieve=()
-        if predicate is None or request.reverse
-        else tuple((columns[one.column], Predicate(one)) for one in necessary(predicate.message)),
+        sieve=sieve or None,
     )
 
 

@@ -498,6 +498,14 @@ class VisibleRuns(VisibleCells):
                 self._pause()
         return Walked.SLICE
 
+    def take(self, keys: list[bytes], values: list[bytes], budget: PageBudget) -> bool:
+        """Takes whole rows, whose entries are given, as a run. Returns False, and does nothing, if
+        they have to be walked, since they are not simple or may not fit."""
+        if len(keys) > budget.rows_max - budget.rows:
+            return False
+        self._cell, self._row_admitted = NOWHERE, False
+        return self._took(keys, values, budget, STEPS_FOR_A_ROW)
+
     def take_before(self, first: bytes, stop: bytes, budget: PageBudget) -> bytes | None:
         """Takes the last rows below the key `stop`, which is between two rows, as a run. Returns
         the key where they begin; None if the last row has to be walked, since it is not simple or

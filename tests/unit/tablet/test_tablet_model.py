@@ -664,7 +664,7 @@ async def test_a_condition_leaves_out_what_certainly_does_not_match(
         if kind == RowFilter.KIND_NULL:
             one = RowFilter(kind=kind, column=b"c")
         other = RowFilter(
-            kind=RowFilter.KIND_EQUAL, column=b"c\0d", codec="raw", operands=[operand]
+            kind=RowFilter.KIND_EQUAL, column=b"c\0d", codec=codec, operands=[operand]
         )
         both = RowFilter(kind=chance.choice(_CONDITIONS[:2]), parts=[one, other])
         asked = pb.ScanRequest(
