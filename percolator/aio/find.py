@@ -1,8 +1,9 @@
 """Rows by the values of an index: the entries of a range, in order, and the rows that they lead to.
 
-Entries and rows are read in one snapshot, in which they agree. A transaction's own writes get their
-entries only at its commit; so the rows that it has written are judged by what it would read, and
-take their places among the others.
+Entries and rows are read in one snapshot, in which they agree; only an entry that expires may still
+be there when its row no longer has the values. A transaction's own writes get their entries only at
+its commit; so the rows that it has written are judged by what it would read, and take their places
+among the others.
 """
 
 from __future__ import annotations
@@ -390,8 +391,8 @@ class _Lookup:
 
     async def rows(self, listed: list[Entry], most: int | None) -> list[Match]:
         """The rows of the first of these entries, `most` of them or as many as may be read at once;
-        takes them off the list. All of them must be there, since the snapshot has both, unless the
-        transaction has changed them meanwhile."""
+        takes them off the list. All of them must be there, since the snapshot has both, unless
+        their values have expired, or the transaction has changed them meanwhile."""
         some = listed[: self._at_once][:most]
         bytes_max = BYTES_AT_ONCE if len(some) > 1 else 0
         try:
@@ -402,19 +403,24 @@ class _Lookup:
             self._at_once = len(some) // 2
             return await self.rows(listed, most)
         del listed[: len(some)]
-        names, bytes_max = self._index.names, self._reader.engine.row_bytes_max
         found: list[Match] = []
         for (entry, row), cells in zip(some, read, strict=True):
-            values = {name: cell.value for name in names if (cell := cells.get(name)) is not None}
-            if indexes.entry_before(self._index, row, values, bytes_max) == entry:
+            if self._is_entry_of(row, cells, entry):
                 found.append(self._match(entry, row, cells))
-            elif not self._has_written(row):
+            elif not (self._index.expiring or self._has_written(row)):
                 raise InvariantViolation(
                     f"index {self._index.name!r} of table {self._info.name!r} leads to row "
                     f"{quoted(row)}, which does not have these values; check it with `percolator "
                     "index check`"
                 )
         return found
+
+    def _is_entry_of(
+        self, row: bytes, cells: Mapping[bytes, FoundCell | None], entry: bytes
+    ) -> bool:
+        names, most = self._index.names, self._reader.engine.row_bytes_max
+        values = {name: cell.value for name in names if (cell := cells.get(name)) is not None}
+        return indexes.entry_before(self._index, row, values, most) == entry
 
     def _has_written(self, row: bytes) -> bool:
         own, table_id = self._reader.own, self._info.table_id

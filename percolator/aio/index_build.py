@@ -157,7 +157,11 @@ class IndexBuild:
     async def _add_missing(self, tx: Transaction, rows: Sequence[bytes]) -> None:
         """Whoever changes one of the rows meanwhile deletes the entry: both conflict there."""
         deadline = self._engine.now() + self._timeout
-        stored = await tx.internal.versions(self._cells(rows), deadline)
+
+        async def read(cells: list[CellAddress]) -> Mapping[CellAddress, FoundCell]:
+            return await tx.internal.versions(cells, deadline)
+
+        stored = await read(self._cells(rows))
         wanted: dict[CellAddress, bytes] = {}
         for row in rows:
             entry = self._entry(row, stored)
@@ -165,15 +169,27 @@ class IndexBuild:
                 other = wanted.setdefault(entry, row)
                 if other != row:
                     raise self._violation(row, other)
-        known = await tx.internal.versions(wanted, deadline)
+        known = await read([*wanted])
+        others = {
+            entry: indexes.Owner(self._index, self._table_id, found.value)
+            for entry, found in known.items()
+            if found.value not in (None, wanted[entry])
+        }
+        expired = await indexes.expired(others, read, self._engine.row_bytes_max)
         for entry, row in wanted.items():
-            found = known.get(entry)
-            owner = None if found is None else found.value
-            if owner == row:
-                continue
-            if owner is not None:
-                raise self._violation(row, owner)
-            tx.internal.writes.put(entry, row)
+            if entry in others and entry not in expired:
+                raise self._violation(row, others[entry].row)
+            if not self._is_kept(known.get(entry), row, stored):
+                tx.internal.writes.put(entry, row)
+
+    def _is_kept(
+        self, entry: FoundCell | None, row: bytes, stored: Mapping[CellAddress, FoundCell]
+    ) -> bool:
+        """True if the entry is there, and will be as long as the row has these values."""
+        if entry is None or entry.value != row:
+            return False
+        written = (stored[cell].commit_timestamp for cell in self._cells([row]))
+        return not self._index.expiring or entry.commit_timestamp >= max(written)
 
     def _entry(self, row: bytes, stored: Mapping[CellAddress, FoundCell]) -> CellAddress | None:
         try:
@@ -190,11 +206,7 @@ class IndexBuild:
     def _values(
         self, row: bytes, stored: Mapping[CellAddress, FoundCell]
     ) -> dict[bytes, bytes | None]:
-        return {
-            cell.column: found.value
-            for cell in self._cells([row])
-            if (found := stored.get(cell)) is not None
-        }
+        return indexes.values_of(self._index, self._table_id, row, stored)
 
     def _cells(self, rows: Sequence[bytes]) -> list[CellAddress]:
         """The indexed cells of these rows."""
@@ -234,7 +246,7 @@ class IndexBuild:
 
     async def _missing(self, reader: Reader, page: Sequence[FoundRow]) -> list[str]:
         """Rows without their entry, and values that cannot be indexed."""
-        wanted: dict[CellAddress, bytes] = {}
+        wanted: list[tuple[CellAddress, bytes]] = []  # two rows may want one unique entry
         problems: list[str] = []
         for row, cells in page:
             values = {column: cell.value for column, cell in cells.items()}
@@ -244,24 +256,36 @@ class IndexBuild:
                 problems.append(f"row {quoted(row)}: {error.message}")
                 continue
             if entry is not None:
-                wanted[CellAddress(self._index.table_id, entry, ENTRY)] = row
-        found = await reader.stored(wanted, self._engine.now() + self._timeout)
+                wanted.append((CellAddress(self._index.table_id, entry, ENTRY), row))
+        entries = dict.fromkeys(cell for cell, _ in wanted)
+        found = await reader.stored(entries, self._engine.now() + self._timeout)
         return problems + [
             f"row {quoted(row)} has no entry"
-            for cell, row in wanted.items()
+            for cell, row in wanted
             if cell not in found or found[cell].value != row
         ]
 
     async def _extra(self, reader: Reader, page: Sequence[FoundRow]) -> list[str]:
-        """Entries whose row has other values."""
+        """Entries whose row has other values, unless it had theirs until they expired."""
         rows = [cells[ENTRY].value or b"" for _, cells in page]
         stored = await reader.stored(self._cells(rows), self._engine.now() + self._timeout)
         most = self._engine.row_bytes_max
         return [
             f"row {quoted(row)} has an entry for values that it does not have"
-            for (entry, _), row in zip(page, rows, strict=True)
+            for (entry, cells), row in zip(page, rows, strict=True)
             if indexes.entry_before(self._index, row, self._values(row, stored), most) != entry
+            and not self._may_have_expired(cells[ENTRY].commit_timestamp, row, stored)
         ]
+
+    def _may_have_expired(
+        self, since: int, row: bytes, stored: Mapping[CellAddress, FoundCell]
+    ) -> bool:
+        """True if a value that the row had then may have expired."""
+        for column in self._index.expiring:
+            found = stored.get(CellAddress(self._table_id, row, column))
+            if found is None or found.value is None or found.commit_timestamp > since:
+                return True
+        return False
 
 
 def _portions(listed: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -24,6 +24,7 @@ from percolator import codecs
 from percolator.codecs.readable import quoted, value_codec
 from percolator.errors import SchemaError
 from percolator.v1 import master_pb2 as pb
+from percolator.v1.tabletserver_pb2 import ColumnTtl
 
 INDEX_BYTES_MAX = 64
 """The longest name of an index."""
@@ -52,12 +53,17 @@ class IndexDefinition:
     ready_at: int = 0
     """When it was created together with its table: then it is complete from the beginning. 0 for
     one that was added: a cell among its entries says when it is complete (protocol/indexes.py)."""
+    expiring: frozenset[bytes] = frozenset()
+    """Its columns whose values expire, as clients know from the times to live of the table."""
 
     @classmethod
-    def of(cls, message: pb.Index) -> IndexDefinition:
-        """As it is stored and sent."""
+    def of(cls, message: pb.Index, ttls: Iterable[ColumnTtl] = ()) -> IndexDefinition:
+        """As it is stored and sent, in a table with these times to live."""
         columns = tuple((one.column, one.codec) for one in message.columns)
-        return cls(message.name, columns, message.unique, message.table_id, message.ready_at)
+        expiring = frozenset(one.column for one in ttls).intersection(name for name, _ in columns)
+        return cls(
+            message.name, columns, message.unique, message.table_id, message.ready_at, expiring
+        )
 
     def message(self) -> pb.Index:
         """As it is stored and sent."""
@@ -167,6 +173,9 @@ _CONVERTERS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def indexes_of(messages: Iterable[pb.Index]) -> tuple[IndexDefinition, ...]:
+def indexes_of(
+    messages: Iterable[pb.Index], ttls: Sequence[ColumnTtl] = ()
+) -> tuple[IndexDefinition, ...]:
     """Ordered by name, as tables keep them."""
-    return tuple(sorted(map(IndexDefinition.of, messages), key=lambda one: one.name))
+    found = (IndexDefinition.of(one, ttls) for one in messages)
+    return tuple(sorted(found, key=lambda one: one.name))

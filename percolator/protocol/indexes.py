@@ -23,6 +23,23 @@ Rules, each with the failure that it prevents:
 - While a unique index is being built, rows may have one value: one written before the index, and
   one since. A row that changes its value leaves the entry if it is the other's. Otherwise that row
   would have none, and nobody would add it again.
+
+If values of a column expire, the entries expire, too: nobody would delete them. A row has its entry
+for as long as it has all values, and the entry may be there for some time longer.
+- The time to live of entries is the shortest one of the columns, and a commit that writes a column
+  writes the entry again, even if it stays the same. An entry that is older than a value would be
+  gone before it. So a build writes again what is older: rows that were loaded have older entries if
+  they had the same values before.
+- An entry is younger than a value that an earlier transaction wrote, so it outlives that value.
+  Readers leave out rows that no longer have the values of an entry (aio/find.py).
+- Whoever claims a unique entry of another row looks whether that row still has the values.
+  Otherwise, a value that nobody has could not be given to anybody. A row gets the values back only
+  with the entry: both conflict there.
+- A column keeps its time to live as long as it is indexed. A longer one would show values again
+  whose entries are gone, or have become those of other rows.
+- An index is added when all tablets judge by the times to live of its columns. One that has not
+  heard of a longer time would say that a value is gone, and a commit would leave its entry out
+  (services/master/table_changes.py).
 """
 
 from __future__ import annotations
@@ -104,7 +121,8 @@ async def with_entries(
         except SchemaError:
             await require_current_indexes(env, indexes, start, deadline)
             raise
-        changes.settle(owners)
+        left = await expired(changes.others(owners), read, row_bytes_max)
+        changes.settle({cell: found for cell, found in owners.items() if cell not in left})
     return KeptIndexes(indexes, cells, cells.cells.keys() - written.cells.keys())
 
 
@@ -137,12 +155,41 @@ def _rows_written(
     return rows
 
 
-class _Claim(NamedTuple):
-    """An entry of a unique index that a transaction adds."""
+class Owner(NamedTuple):
+    """The row of a unique entry."""
 
     definition: IndexDefinition
     table_id: int
     row: bytes
+
+
+async def expired(
+    owners: Mapping[CellAddress, Owner], read: ReadCells, row_bytes_max: int
+) -> set[CellAddress]:
+    """The entries of which the rows no longer have the values, as these have expired."""
+    doubted = {cell: one for cell, one in owners.items() if one.definition.expiring}
+    if not doubted:
+        return set()
+    asked = {
+        CellAddress(table_id, row, column): None
+        for index, table_id, row in doubted.values()
+        for column in index.names
+    }
+    stored = await read([*asked])
+    return {
+        cell
+        for cell, (index, table_id, row) in doubted.items()
+        if entry_before(index, row, values_of(index, table_id, row, stored), row_bytes_max)
+        != cell.row
+    }
+
+
+def values_of(
+    index: IndexDefinition, table_id: int, row: bytes, stored: Mapping[CellAddress, FoundCell]
+) -> dict[bytes, bytes | None]:
+    """The values that a row has in the columns of an index."""
+    found = ((column, stored.get(CellAddress(table_id, row, column))) for column in index.names)
+    return {column: None if cell is None else cell.value for column, cell in found}
 
 
 class _Changes:
@@ -152,7 +199,7 @@ class _Changes:
         self._env = env
         self._cells = cells
         self._row_bytes_max = row_bytes_max
-        self._claimed: dict[CellAddress, _Claim] = {}
+        self._claimed: dict[CellAddress, Owner] = {}
         self._given_up: dict[CellAddress, list[bytes]] = {}
         """Entries of unique indexes that go, with the rows that had these values."""
 
@@ -169,22 +216,19 @@ class _Changes:
         stored: Mapping[CellAddress, FoundCell],
     ) -> None:
         """Brings the entry of one row up to date."""
-        before: dict[bytes, bytes | None] = {}
-        after: dict[bytes, bytes | None] = {}
+        before = values_of(index, table_id, row, stored)
+        after = dict(before)
         for column in index.names:
-            cell = CellAddress(table_id, row, column)
-            found = stored.get(cell)
-            before[column] = after[column] = None if found is None else found.value
-            own = self._cells.own_value(cell)
+            own = self._cells.own_value(CellAddress(table_id, row, column))
             if own is not None:
                 after[column] = own.value
         old = entry_before(index, row, before, self._row_bytes_max)
         if old is None:
             self._lock(CellAddress(table_id, row, column) for column in index.names)
         new = self._entry_after(index, table_id, row, after)
-        if old == new:
+        if is_kept(index, old, new):
             return
-        if old is not None:
+        if old is not None and old != new:
             cell = CellAddress(index.table_id, old, ENTRY)
             if index.unique:
                 self._given_up.setdefault(cell, []).append(row)
@@ -196,7 +240,7 @@ class _Changes:
                 other = self._claimed.get(cell)
                 if other is not None:
                     raise self._violation(other, row)
-                self._claimed[cell] = _Claim(index, table_id, row)
+                self._claimed[cell] = Owner(index, table_id, row)
             self._cells.put(cell, row)
 
     def _lock(self, cells: Iterable[CellAddress]) -> None:
@@ -219,6 +263,14 @@ class _Changes:
             where = self._env.described(CellAddress(table_id, row, index.names[0]))
             raise SchemaError(f"{where}: index {index.name!r}: {error.message}") from None
 
+    def others(self, found: Mapping[CellAddress, FoundCell]) -> dict[CellAddress, Owner]:
+        """The entries that were claimed and that other rows have, as they are stored."""
+        return {
+            cell: claim._replace(row=known.value)
+            for cell, claim in self._claimed.items()
+            if (known := found.get(cell)) is not None and known.value not in (None, claim.row)
+        }
+
     def settle(self, found: Mapping[CellAddress, FoundCell]) -> None:
         """Judges the entries of unique indexes by the rows that have them."""
         owners = {cell: known.value for cell, known in found.items()}
@@ -239,7 +291,7 @@ class _Changes:
             if owner is not None and owner not in (claim.row, *self._given_up.get(cell, ())):
                 raise self._violation(claim, owner)
 
-    def _violation(self, claim: _Claim, other: bytes) -> UniqueViolation:
+    def _violation(self, claim: Owner, other: bytes) -> UniqueViolation:
         names = ", ".join(quoted(name) for name in claim.definition.names)
         table = self._env.described(
             CellAddress(claim.table_id, claim.row, claim.definition.names[0])
@@ -250,6 +302,11 @@ class _Changes:
             index=claim.definition.name,
             rows=(claim.row, other),
         )
+
+
+def is_kept(index: IndexDefinition, old: bytes | None, new: bytes | None) -> bool:
+    """True if the entry of a row stays as it is, and need not live longer."""
+    return old == new and (new is None or not index.expiring)
 
 
 def required_entry(

@@ -731,7 +731,7 @@ class Catalog:
         version: int,
         observers: Sequence[pb.Observer],
         codecs: pb.Codecs,
-        ttls: Iterable[ColumnTtl],
+        ttls: Sequence[ColumnTtl],
         indexes: Iterable[pb.Index],
     ) -> None:
         known = self._by_id.get(table_id)
@@ -745,7 +745,7 @@ class Catalog:
             kept.learn(names)
             kept.table = kept.table or name
         if known is None or version > known.version:
-            found = indexes_of(indexes)
+            found = indexes_of(indexes, ttls)
             if known is not None and known.indexes == found:
                 found = known.indexes
             schema = TableSchema.of(version, observers, kept, ttls, found)

@@ -39,11 +39,12 @@ from percolator.wire.status import to_detail
 from percolator.wire.table_indexes import (
     changed_indexes,
     entries_name,
+    entries_ttls,
     require_codecs_kept,
     require_indexes,
     require_no_entries,
-    require_no_ttls,
     require_same_indexes,
+    require_ttls_kept,
     with_index_codecs,
 )
 from percolator.wire.table_options import (
@@ -107,7 +108,6 @@ class TablesInMemory(ABC):
         require_ttls("options.ttls", request.options.ttls)
         require_retention(request.options)
         indexes = require_indexes("indexes", request.indexes)
-        require_no_ttls(request.name, indexes, request.options.ttls)
         known = self._tables.get(request.name)
         if known is not None:
             if request.request_id and request.request_id == known.created_by:
@@ -221,7 +221,7 @@ class TablesInMemory(ABC):
     async def set_ttls(self, request: master_pb2.SetTtlsRequest) -> master_pb2.SetTtlsResponse:
         table = self._alterable(request.table)
         ttls = changed_ttls(table.options.ttls, request.ttls)
-        require_no_ttls(table.name, indexes_of(table.indexes), ttls)
+        require_ttls_kept(table.name, indexes_of(table.indexes), table.options.ttls, ttls)
         if ttls != list(table.options.ttls):
             del table.options.ttls[:]
             table.options.ttls.extend(ttls)
@@ -280,7 +280,8 @@ class TablesInMemory(ABC):
                 name=entries_name(table.table_id, one.name),
                 schema_version=1,
                 options=master_pb2.TableOptions(
-                    retention_milliseconds=table.options.retention_milliseconds
+                    retention_milliseconds=table.options.retention_milliseconds,
+                    ttls=entries_ttls(one, table.options.ttls),
                 ),
                 created_at=ready_at or self._allocate(1),
                 index_of=table.table_id,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from percolator.codecs.indexes import (
+    ENTRY,
     INDEX_BYTES_MAX,
     INDEX_COLUMNS_MAX,
     INDEXES_MAX,
@@ -21,6 +22,7 @@ from percolator.errors import InvalidArgument, SchemaError
 from percolator.schema import INTERNAL_PREFIX
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.tabletserver_pb2 import ColumnTtl
+from percolator.wire.table_options import by_column
 
 ENTRIES_PREFIX = INTERNAL_PREFIX + "index/"
 """Names of the tables that have the entries of indexes begin with it."""
@@ -99,7 +101,6 @@ def changed_indexes(
     added = tuple(one for one in wanted if one.name not in known)
     if len(kept) + len(added) > INDEXES_MAX:
         raise InvalidArgument("add", f"{table.name!r} would have more than {INDEXES_MAX} indexes")
-    require_no_ttls(table.name, added, table.options.ttls)
     with_index_codecs(table.name, CodecNames.of(table.codecs), added)
     return ChangedIndexes(kept, added)
 
@@ -163,17 +164,29 @@ def require_codecs_kept(table: str, indexes: Iterable[IndexDefinition], codecs: 
                 )
 
 
-def require_no_ttls(
-    table: str, indexes: Iterable[IndexDefinition], ttls: Iterable[ColumnTtl]
+def entries_ttls(index: IndexDefinition, ttls: Iterable[ColumnTtl]) -> list[ColumnTtl]:
+    """The time to live of an index's entries: the shortest one of its columns
+    (protocol/indexes.py)."""
+    found = [one.ttl_milliseconds for one in ttls if one.column in index.names]
+    return [ColumnTtl(column=ENTRY, ttl_milliseconds=min(found))] if found else []
+
+
+def require_ttls_kept(
+    table: str,
+    indexes: Iterable[IndexDefinition],
+    before: Iterable[ColumnTtl],
+    after: Iterable[ColumnTtl],
 ) -> None:
-    """Raises `SchemaError` if values of an indexed column were to expire."""
-    expiring = {one.column for one in ttls}
+    """Raises `SchemaError` unless indexed columns keep their times to live: entries were written,
+    or left out, by them."""
+    found, wanted = by_column(before), by_column(after)
     for one in indexes:
         for column in one.names:
-            if column in expiring:
+            if found.get(column) != wanted.get(column):
                 raise SchemaError(
-                    f"table {table!r}: column {quoted(column)} cannot be in the index {one.name!r} "
-                    "and have a time to live, since the index would keep what has expired",
+                    f"table {table!r}: the time to live of column {quoted(column)} cannot be "
+                    f"changed, since the entries of the index {one.name!r} live by it; drop the "
+                    "index first, and create it again afterwards",
                     table=table,
                 )
 

@@ -40,11 +40,12 @@ from percolator.v1 import master_pb2 as pb
 from percolator.wire.table_indexes import (
     changed_indexes,
     entries_name,
+    entries_ttls,
     require_codecs_kept,
     require_indexes,
     require_no_entries,
-    require_no_ttls,
     require_same_indexes,
+    require_ttls_kept,
     with_index_codecs,
 )
 from percolator.wire.table_options import (
@@ -137,8 +138,7 @@ class TableChanges(ABC, Generic[MapT]):
         require_table_name("name", request.name)
         require_splits("splits", request.splits)
         self._check_options(request.options)
-        indexes = require_indexes("indexes", request.indexes)
-        require_no_ttls(request.name, indexes, request.options.ttls)
+        require_indexes("indexes", request.indexes)
 
     @abstractmethod
     def _with_new_table(self, current: MapT, creation: Creation) -> tuple[MapT, Table]:
@@ -292,8 +292,9 @@ class TableChanges(ABC, Generic[MapT]):
         """Returns when everybody follows the new version: then all reads are judged by it."""
 
         def change(table: Table) -> tuple[Table, bool]:
-            ttls = changed_ttls(ttl_messages(table), request.ttls)
-            require_no_ttls(table.name, table.indexes, ttls)
+            before = ttl_messages(table)
+            ttls = changed_ttls(before, request.ttls)
+            require_ttls_kept(table.name, table.indexes, before, ttls)
             return replace(table, ttls=ttls_of(ttls)), True
 
         return await self._changed(request.table, change, deadline)
@@ -375,11 +376,22 @@ class TableChanges(ABC, Generic[MapT]):
             added = changed_indexes(table_message(table), missing).added
             if not added:
                 return current, table
-            if creation.deletions != self._deletions:
+            if creation.deletions != self._deletions or table.ttls != followed:
                 return current, None
             changed = replace(table, schema_version=table.schema_version + 1)
             changed_map, (made, _) = self._with_indexes(current, changed, added, creation)
             return changed_map, made
+
+        followed: tuple[tuple[bytes, int], ...] | None = None
+
+        async def prepared(request: pb.CreateTableRequest, deadline: float) -> Creation:
+            # A tablet that has not heard of a longer time to live would say that a value is gone
+            # which the build finds: the commit would leave out its entry.
+            nonlocal followed
+            known = by_id(self._store.current, table.table_id)
+            await self._until_current(known, deadline)
+            followed = known.ttls
+            return await self._timestamped(request, deadline)
 
         table, left = await self._store.change(remove)
         if left:
@@ -388,7 +400,7 @@ class TableChanges(ABC, Generic[MapT]):
         if request.add:
             table = await self._decided(
                 partial(add, table.table_id),
-                self._timestamped,
+                prepared,
                 pb.CreateTableRequest(),
                 deadline,
             )
@@ -412,7 +424,10 @@ class TableChanges(ABC, Generic[MapT]):
         for one in added:
             request = pb.CreateTableRequest(
                 name=entries_name(table.table_id, one.name),
-                options=pb.TableOptions(retention_milliseconds=table.retention_milliseconds),
+                options=pb.TableOptions(
+                    retention_milliseconds=table.retention_milliseconds,
+                    ttls=entries_ttls(one, ttl_messages(table)),
+                ),
             )
             current, entries = self._with_new_table(current, creation._replace(request=request))
             current = current.with_tables(replace(entries, index_of=table.table_id))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -312,6 +313,20 @@ def test_an_index_whose_drop_was_interrupted_is_not_built_again(db: Database, ma
         db.create_index(made.city)
     db.drop_index(made.table, "city")
     assert db.create_index(made.city) == 0
+
+
+def test_entries_go_with_values_that_expire(db: Database) -> None:
+    table = Table(f"brief-{uuid.uuid4().hex}")
+    city = table.column("city", codecs.text, indexed=True)
+    token = table.column("token", codecs.text, unique=True)
+    db.create_table(table, ttl={city: timedelta(hours=1), token: timedelta(milliseconds=1)})
+    with db.transaction() as tx:
+        tx.set("ann", city, "Rome")
+        tx.set("ann", token, "5f3a")
+    assert (keys(db, city, "Rome"), keys(db, token, "5f3a")) == (["ann"], [])
+    with db.transaction() as tx:
+        tx.set("bob", token, "5f3a")
+    assert [db.check_index(one) for one in (city, token)] == [[], []]
 
 
 def test_what_an_index_cannot_do_is_refused(db: Database, made: People) -> None:

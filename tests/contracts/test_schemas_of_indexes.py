@@ -104,19 +104,21 @@ def test_entries_come_and_go_with_their_index_and_table(db: Database, indexed: I
     assert entries_of(db, table) == []
 
 
-def test_an_indexed_column_keeps_its_codec_and_its_values_do_not_expire(
+def test_an_indexed_column_keeps_its_codec_and_its_time_to_live(
     db: Database, indexed: Indexed
 ) -> None:
     with pytest.raises(SchemaError, match="the index 'city' needs the codec text of column 'city'"):
         alter(db, indexed.table, city="raw")
-    expires = "column 'city' cannot be in the index 'city' and have a time to live"
-    with pytest.raises(SchemaError, match=expires):
+    with pytest.raises(SchemaError, match="the time to live of column 'city' cannot be changed"):
         db.set_ttl(indexed.city, timedelta(hours=1))
     again = Table(f"{indexed.table.name}-again")
     city = again.column("city", codecs.text, indexed=True)
-    with pytest.raises(SchemaError, match=expires):
-        db.create_table(again, ttl={city: timedelta(hours=1)})
-    assert again.name not in db.tables()
+    db.create_table(again, ttl={city: timedelta(hours=1)})
+    (entries,) = entries_of(db, described(db, again))
+    assert [one.ttl_milliseconds for one in entries.options.ttls] == [3_600_000]
+    db.set_ttl(city, timedelta(hours=1))
+    with pytest.raises(SchemaError, match="the time to live of column 'city' cannot be changed"):
+        db.set_ttl(city, None)
 
 
 def test_the_entries_of_an_index_are_not_changed_by_name(db: Database, indexed: Indexed) -> None:

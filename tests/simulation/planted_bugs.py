@@ -315,6 +315,10 @@ BUGS = (
         for plant, kinds, quickly in index_bugs.INDEX_BUGS
     ),
     *(
+        Bug(plant, workload="expiring indexes", is_quickly_caught=True)
+        for plant in index_bugs.EXPIRING_INDEX_BUGS
+    ),
+    *(
         Bug(plant, workload="on duty", is_quickly_caught=True)
         for plant in protocol_bugs.SERIALIZABLE_BUGS
     ),

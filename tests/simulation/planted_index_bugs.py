@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from percolator.aio import find
 from percolator.aio.bulk_load import BulkLoad
+from percolator.errors import CellAddress
 from percolator.protocol import commit, indexes
 from percolator.protocol.write_set import WriteSteps
 from percolator.routing.cells import ANY_SCHEMA, CellMutation
@@ -67,6 +69,25 @@ def an_index_counts_as_complete_while_rows_are_loaded(patch: Patch) -> None:
     patch.setattr(BulkLoad, "_mark_indexes", wrong)
 
 
+def entries_that_stay_are_never_written_again(patch: Patch) -> None:
+    """The entry of a value that was written again is gone before the value."""
+    patch.setattr(indexes, "is_kept", lambda index, old, new: old == new)
+
+
+def entries_are_found_after_their_values_have_expired(patch: Patch) -> None:
+    """Another transaction wrote an entry later than one of its values."""
+    patch.setattr(find._Lookup, "_is_entry_of", lambda *_: True)
+
+
+def others_are_taken_to_have_expired(patch: Patch) -> None:
+    """A row takes a unique value that another one has."""
+
+    async def wrong(owners: Mapping[CellAddress, indexes.Owner], *_: object) -> set[CellAddress]:
+        return set(owners)
+
+    patch.setattr(indexes, "expired", wrong)
+
+
 INDEX_BUGS = (
     (a_commit_goes_on_under_another_schema, (), False),
     (other_columns_of_an_index_are_not_locked, (), True),
@@ -76,3 +97,10 @@ INDEX_BUGS = (
 )
 """Each with the disruptions that reveal it, and whether it is caught in seconds. The other two are
 planted in tests/unit/aio/test_index_changes.py: few seeds have what shows them."""
+
+EXPIRING_INDEX_BUGS = (
+    entries_that_stay_are_never_written_again,
+    entries_are_found_after_their_values_have_expired,
+    others_are_taken_to_have_expired,
+)
+"""All of them are caught in seconds."""

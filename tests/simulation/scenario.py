@@ -35,13 +35,15 @@ _ON_DUTY_SHARE = 0.4
 """The share of the seeds that drew `hubs` and run `on duty`: both are about read locks."""
 _INDEXES_SHARE = 0.5
 """The share of the seeds that drew `successors` and run `indexes`: both change schemas."""
-_ONLY_ON_TABLETS = {"expiring", "feeds", "indexes"}
+_EXPIRING_INDEXES_SHARE = 0.4
+"""The share of the seeds that drew `indexes` and run `expiring indexes`."""
+_ONLY_ON_TABLETS = {"expiring", "expiring indexes", "feeds", "indexes"}
 """Workloads that use what a row store does not have yet."""
 _ROWS_SHARE = 0.5
 """The share of the other workloads' seeds that run on a row store: a third of all seeds."""
 _ROWS_MASTER_SHARE = 0.4
 """The share of seeds on a row store in which everything is there: masters and oracles, too."""
-_ON_SCHEMAS = {"indexes", "newcomers", "successors"}
+_ON_SCHEMAS = {"expiring indexes", "indexes", "newcomers", "successors"}
 """Workloads that change schemas while servers do not hear of it, and clients go on using them."""
 _UNHEARD_SHARE = 0.5
 _UNHEARD_SECONDS_MAX = 3.0
@@ -184,7 +186,8 @@ def scenario_of(
     if drawn == "counters" and Random(f"queues {seed}").random() < _QUEUES_SHARE:
         drawn = "queues"
     if drawn == "successors" and Random(f"indexes {seed}").random() < _INDEXES_SHARE:
-        drawn = "indexes"
+        share = Random(f"expiring indexes {seed}").random()
+        drawn = "expiring indexes" if share < _EXPIRING_INDEXES_SHARE else "indexes"
     master = chance.random() < _MASTER_SHARE
     disruptions = sorted(
         (_any_disruption(chance) for _ in range(chance.randint(0, _DISRUPTIONS_MAX))),
@@ -229,7 +232,7 @@ def scenario_of(
 
 def needs_master(scenario: Scenario) -> bool:
     """The stand-in does not drop tables and, on tablets, registers no observers."""
-    return scenario.workload in ("indexes", "successors") or (
+    return scenario.workload in ("expiring indexes", "indexes", "successors") or (
         scenario.workload == "newcomers" and not scenario.on_rows
     )
 

@@ -15,7 +15,7 @@ from tests.simulation.workloads.drops import (
     Renewals,
     Successors,
 )
-from tests.simulation.workloads.indexes import Indexed
+from tests.simulation.workloads.indexes import ExpiringIndexed, Indexed
 from tests.simulation.workloads.jobs import Deciders, Jobs
 from tests.simulation.workloads.loads import Arrivals, Feeds, Loaders, Loads
 from tests.simulation.workloads.observers import Chains, Inverted, Newcomers, Recipes
@@ -97,6 +97,7 @@ UNDRAWN: dict[str, MakeWorkload] = {
     "changing ttls": ChangingTtls,
     "deciders": Deciders,
     "drops": Drops,
+    "expiring indexes": ExpiringIndexed,
     "indexes": Indexed,
     "inverted": Inverted,
     "loaders": Loaders,

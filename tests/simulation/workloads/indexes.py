@@ -4,11 +4,16 @@ One index is unique, and is there from the beginning. The other has two columns;
 builds it, and drops it again, while servers do not hear of it and others go on. Whatever a snapshot
 finds by an index must be what it finds by scanning the table. The checker judges the rows of
 another table, which stays, as in all workloads.
+
+In a variant, the values of two columns expire, each after a time of its own. So entries outlive
+their values, and rows get unique values that others had.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
 from math import inf
 
 from percolator import Table
@@ -39,6 +44,9 @@ _CITY = _PEOPLE.column("city", raw)
 _STREET = _PEOPLE.column("street", raw)
 _BY_PLACE = Index(_PEOPLE, "by place", (_CITY, _STREET))
 """Not declared with the table: a client adds it."""
+_BY_BADGE_AND_STREET = Index(_PEOPLE, "by badge and street", (_BADGE, _STREET), unique=True)
+_LIVES = {_BADGE: timedelta(milliseconds=700), _CITY: timedelta(milliseconds=400)}
+"""Times to live, in the variant."""
 _SPLITS = [b"g", b"p"]
 _ROWS = [b"a", b"c", b"k", b"m", b"s", b"t"]
 _BADGES = [b"1", b"2", b"3", b"4", b"5", b"6", b"7"]
@@ -56,6 +64,7 @@ class Indexed(Workload):
     """An index finds the rows that a scan finds."""
 
     leaves_behind = True
+    indexes: Sequence[Index[bytes]] = (_BY_BADGE, _BY_PLACE)
 
     def __init__(self) -> None:
         self.cells = Cells("beside", (b"m",))
@@ -106,19 +115,20 @@ class Indexed(Workload):
             session.expect(error)
 
     async def _compare(self, session: Session, reads: Snapshot | Transaction) -> None:
-        index = session.random.choice([_BY_BADGE, _BY_PLACE])
+        index = session.random.choice(self.indexes)
         columns = index.columns
         value = session.random.choice([None, _PLACES[0] if index is _BY_PLACE else _BADGES[0]])
         given = () if value is None else (value,)
-        found = [row async for row in reads.find(index, *given, columns=columns)]
+        limit = self._limit(session)
+        found = [row async for row in reads.find(index, *given, columns=columns, limit=limit)]
         scanned = [row async for row in reads.scan(_PEOPLE, columns=columns)]
         wanted = sorted(
             (tuple(row.get(column) or b"" for column in columns), row.key)
             for row in scanned
             if all(column in row for column in columns)
             and (value is None or row.get(columns[0]) == value)
-        )
-        got = [(tuple(row[column] for column in columns), row.key) for row in found]
+        )[:limit]
+        got = [(tuple(row.get(column) or b"" for column in columns), row.key) for row in found]
         if got != wanted:
             session.broken(f"an index over {columns} finds {got} where {wanted} is there")
         # A transaction may write one twice, and is refused when it commits.
@@ -126,6 +136,9 @@ class Indexed(Workload):
         if index.unique and is_final and len({values for values, _ in wanted}) < len(wanted):
             session.broken(f"a unique value is there twice: {wanted}")
         session.count(FOUND)
+
+    def _limit(self, _: Session) -> int | None:
+        return None
 
     async def _change_indexes(self, session: Session) -> None:
         seconds = session.random.choice((_SHORT_SECONDS, _LONG_SECONDS))
@@ -164,9 +177,22 @@ class Indexed(Workload):
         except SchemaError:  # a drop was not finished
             await session.database.drop_index(_PEOPLE, _BY_PLACE.name, timeout=30.0)
             await session.database.create_index(_BY_PLACE, timeout=30.0)
-        for index in (_BY_BADGE, _BY_PLACE):
+        for index in self.indexes:
             for problem in await session.database.check_index(index):
                 session.broken(f"{index!r}: {problem}")
+
+
+class ExpiringIndexed(Indexed):
+    """An index finds the rows whose values have not expired."""
+
+    indexes = (_BY_BADGE, _BY_PLACE, _BY_BADGE_AND_STREET)
+
+    async def load(self, session: Session) -> None:
+        await session.database.create_table(_PEOPLE, _SPLITS, ttl=_LIVES, timeout=30.0)
+        await session.database.create_index(_BY_BADGE_AND_STREET, timeout=30.0)
+
+    def _limit(self, session: Session) -> int | None:
+        return session.random.choice((None, None, 1, 3))
 
 
 def _bulk_load(session: Session) -> BulkLoad:

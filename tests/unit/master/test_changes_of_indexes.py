@@ -297,26 +297,64 @@ async def test_a_table_has_so_many_indexes_at_most(world: ModelCluster) -> None:
     assert len((await change(world, index("another"), remove=("7",))).indexes) == INDEXES_MAX
 
 
-async def test_values_of_an_indexed_column_do_not_expire(world: ModelCluster) -> None:
-    ttls = [ColumnTtl(column=b"city", ttl_milliseconds=1000)]
-    refused = "column 'city' cannot be in the index 'by city' and have a time to live"
-    with pytest.raises(SchemaError, match=refused):
-        await world.call(
-            methods.CREATE_TABLE,
-            name="t",
-            indexes=[index()],
-            options=pb.TableOptions(ttls=ttls),
-        )
-    await create(world)
-    await world.call(methods.SET_TTLS, table="t", ttls=ttls)
-    with pytest.raises(SchemaError, match=refused):
-        await change(world, index())
-    await world.call(
-        methods.SET_TTLS, table="t", ttls=[ColumnTtl(column=b"city", ttl_milliseconds=0)]
+def lives(**columns: int) -> list[ColumnTtl]:
+    return [ColumnTtl(column=one.encode(), ttl_milliseconds=ttl) for one, ttl in columns.items()]
+
+
+async def test_entries_live_as_long_as_the_column_that_expires_first(world: ModelCluster) -> None:
+    request = pb.CreateTableRequest(
+        name="t",
+        indexes=[index(), index("both", city="text", name="text"), index("none", age="integer")],
+        options=pb.TableOptions(ttls=lives(city=2000, name=1000, other=5)),
     )
-    await change(world, index())
-    with pytest.raises(SchemaError, match=refused):
-        await world.call(methods.SET_TTLS, table="t", ttls=ttls)
+    await world.ask(methods.CREATE_TABLE, request)
+    table = await change(world, index("later", name="text", age="integer"))
+    for one, ttls in {
+        "by city": lives(row=2000),
+        "both": lives(row=1000),
+        "none": [],
+        "later": lives(row=1000),
+    }.items():
+        entries = await described(world, entries_name(table.table_id, one))
+        assert list(entries.options.ttls) == ttls
+
+
+async def test_an_indexed_column_keeps_its_time_to_live(world: ModelCluster) -> None:
+    await create(world)
+    await world.call(methods.SET_TTLS, table="t", ttls=lives(city=1000))
+    await change(world, index(), index("by age", age="integer"))
+    for column, changed in (
+        ("city", lives(city=0)),
+        ("city", lives(city=1)),
+        ("age", lives(age=1)),
+    ):
+        refused = (
+            f"the time to live of column '{column}' cannot be changed, .* drop the index first"
+        )
+        with pytest.raises(SchemaError, match=refused):
+            await world.call(methods.SET_TTLS, table="t", ttls=changed)
+    await world.call(methods.SET_TTLS, table="t", ttls=lives(city=1000, name=1, age=0))
+    await change(world, remove=("by city",))
+    await world.call(methods.SET_TTLS, table="t", ttls=lives(city=0))
+
+
+@on_two_servers
+async def test_an_index_is_added_when_every_tablet_judges_by_the_times_to_live(
+    world: ModelCluster,
+) -> None:
+    table_id = await create(world)
+    world.network.silent.add("a:1")
+    with pytest.raises(DeadlineExceeded):
+        await world.call(methods.SET_TTLS, 1.0, table="t", ttls=lives(city=1000))
+    with pytest.raises(DeadlineExceeded):
+        await change(world, index(), seconds=1.0)
+    assert list(tables(world)["t"].indexes) == []
+    world.network.silent.clear()
+    table = await change(world, index())
+    assert {one.name for one in table.indexes} == {"by city"}
+    assert [one.ttls for one in world.open_tablets() if one.table_id == table_id] == (
+        [lives(city=1000)] * table.tablets
+    )
 
 
 async def test_an_indexed_column_keeps_its_codec(world: ModelCluster) -> None:
