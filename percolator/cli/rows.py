@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, nullcontext
+from functools import reduce
+from operator import and_
 from types import FrameType
 from typing import Annotated, Any
 
@@ -31,14 +34,15 @@ from percolator.cli.values import (
     table_info,
     value_of,
 )
-from percolator.codecs.readable import row_text, value_bytes, value_codec
+from percolator.codecs.readable import counted, quoted, row_text, value_bytes, value_codec
 from percolator.codecs.values import after_prefix
+from percolator.conditions import Condition, compared
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.formats.records import RecordKind, WriteRecord, locked_column
 from percolator.schema import Column, Family, Row, Table
 from percolator.tasks import Tasks
 from percolator.timestamps import Timestamp, in_json
-from percolator.v1.cells_pb2 import Cell, Space
+from percolator.v1.cells_pb2 import Cell, RowFilter, Space
 from percolator.wire.table_indexes import no_index
 
 Raw = Annotated[
@@ -177,13 +181,26 @@ def scan(
     prefix: Annotated[str, typer.Option(help="Only rows that begin with this.")] = "",
     column: Annotated[list[str] | None, typer.Option(help="Only this column; repeatable.")] = None,
     family: Families = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only rows whose column compares like this; repeatable: all must hold.",
+            metavar="COLUMN(=|!=|<|<=|>|>=)VALUE",
+        ),
+    ] = None,
+    counts: Annotated[
+        bool, typer.Option("--count", help="Only how many rows there are, whatever the limit.")
+    ] = False,
     limit: Annotated[int, typer.Option(help="At most this many rows, or raw cells.", min=1)] = 100,
     reverse: Annotated[bool, typer.Option("--reverse", help="From the last to the first.")] = False,
     at: At = "",
     raw: Raw = False,
     kind: As = None,
 ) -> None:
-    """Show rows in order."""
+    """Show rows in order.
+
+    Values in --where are read as their columns' codecs say, or as --as does.
+    """
     here = connection(context)
     for option, text in {"--start": start, "--end": end, "--prefix": prefix}.items():
         bytes_of(option, text)
@@ -191,6 +208,10 @@ def scan(
         fail(InvalidArgument("--prefix", "cannot be combined with --start or --end"))
     wanted = _columns("--column", column, hidden_too=raw)
     families = _families(family)
+    comparisons = [_comparison(one) for one in where or ()]
+    if counts and (wanted or families or reverse):
+        reason = "cannot be combined with --column, --family or --reverse"
+        fail(InvalidArgument("--count", reason))
 
     def bounds(forms: Forms) -> Bounds:
         if prefix:
@@ -199,12 +220,30 @@ def scan(
         return forms.end_of_range("--start", start), forms.end_of_range("--end", end)
 
     if raw:
-        if reverse or at:
-            fail(InvalidArgument("--raw", "cannot be combined with --at or --reverse"))
+        if reverse or at or comparisons or counts:
+            reason = "cannot be combined with --at, --reverse, --where or --count"
+            fail(InvalidArgument("--raw", reason))
         _refuse_families(families)
         _show_stored(here, table, bounds, wanted, kind, limit)
         return
     timestamp = timestamp_of(at)
+
+    async def count(database: aio.Database) -> int:
+        forms = await forms_of(database, table, kind, here.timeout_seconds)
+        first, last = bounds(forms)
+        rows = Table(table, key=codecs.stored)
+        async with database.snapshot(at=timestamp) as snapshot:
+            return await snapshot.count(
+                rows,
+                start=first or None,
+                end=last or None,
+                where=_condition(rows, forms, comparisons),
+            )
+
+    if counts:
+        number = here.run_with_database(count)
+        here.show({"rows": number}, counted(number, "row"))
+        return
 
     async def read(database: aio.Database) -> tuple[Forms, list[Row[bytes]]]:
         forms = await forms_of(database, table, kind, here.timeout_seconds)
@@ -217,6 +256,7 @@ def scan(
                 start=first or None,
                 end=last or None,
                 columns=chosen,
+                where=_condition(rows, forms, comparisons),
                 reverse=reverse,
                 limit=limit + 1,
             )
@@ -290,6 +330,47 @@ def _show_rows(here: Connection, forms: Forms, found: list[Row[bytes]], limit: i
         del found[limit:]
     data = [{"row": forms.row_data(row.key), "columns": _values(row.raw(), forms)} for row in found]
     here.show(data, _screen(found, forms) if found else "no rows")
+
+
+_OPERATORS = {
+    "=": RowFilter.KIND_EQUAL,
+    "!=": RowFilter.KIND_NOT_EQUAL,
+    "<": RowFilter.KIND_LESS,
+    "<=": RowFilter.KIND_AT_MOST,
+    ">": RowFilter.KIND_GREATER,
+    ">=": RowFilter.KIND_AT_LEAST,
+}
+_COMPARISON = re.compile(r"([^=!<>]+)(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
+Comparison = tuple[str, RowFilter.Kind, str]
+"""A column, how it is compared, and with which value."""
+
+
+def _comparison(text: str) -> Comparison:
+    found = _COMPARISON.fullmatch(text)
+    if found is None:
+        reason = f"expected COLUMN=VALUE, or with !=, <, <=, > or >=, found {text[:80]!r}"
+        fail(InvalidArgument("--where", reason))
+    column, operator, value = found.groups()
+    _columns("--where", [column])
+    return column, _OPERATORS[operator], value
+
+
+def _condition(
+    table: Table[bytes], forms: Forms, comparisons: list[Comparison]
+) -> Condition | None:
+    """That all of these hold; None if there are none."""
+    conditions = []
+    for column, kind, text in comparisons:
+        try:
+            compare_with = forms.value(column, text)
+            one = forms.to_compare(table, bytes_of("--where", column))
+            conditions.append(compared(one, kind, [compare_with]))
+        except InvalidArgument as error:
+            reason = f"column {quoted(column.encode())}: {error.reason}"
+            raise InvalidArgument("--where", reason) from error
+        except SchemaError as error:
+            raise InvalidArgument("--where", error.message) from error
+    return reduce(and_, conditions) if conditions else None
 
 
 def _show_stored(

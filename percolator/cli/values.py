@@ -66,6 +66,11 @@ class Forms:
         codec = codecs.stored if self._kind is None else _named(self._kind.value)
         return table.column(column, codec)
 
+    def to_compare(self, table: Table[bytes], column: bytes) -> Column[bytes]:
+        """The column, for conditions on bytes. Without a codec, bytes are compared as they are."""
+        name = self._names.columns.get(column, "") if self._kind is None else self._kind.value
+        return table.column(column, _named(name or codecs.raw.name))
+
     def row(self, field: str, text: str) -> bytes:
         """The row that a person means. Raises `InvalidArgument`."""
         return readable.key_bytes(field, self._key, text)

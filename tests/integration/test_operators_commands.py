@@ -95,6 +95,7 @@ def test_cells_that_were_set_are_shown_and_deleted_ones_are_not(cluster: LocalCl
     ]
     assert [row["row"] for row in asked(cluster, "scan", "shop")] == ["ink", "pen"]
     assert [row["row"] for row in asked(cluster, "scan", "shop", "--prefix", "p")] == ["pen"]
+    assert [row["row"] for row in asked(cluster, "scan", "shop", "--where=price=3")] == ["pen"]
     assert [row["row"] for row in asked(cluster, "scan", "shop", "--reverse", "--limit=1")] == [
         "pen"
     ]
@@ -157,6 +158,15 @@ def test_cells_and_rows_are_written_and_shown_as_their_codecs_say(cluster: Local
         assert [(one.key, one[stock]) for one in snapshot.scan(typed)] == [(("trap", -7), 12345678)]
     shown = asked(cluster, "scan", "typed", "--prefix", '["trap"]')
     assert [one["row"] for one in shown] == [["trap", -7]]
+    assert asked(cluster, "scan", "typed", "--where=stock>=12345678", "--where=note!=x") == shown
+    assert asked(cluster, "scan", "typed", "--where=stock>12345678") == []
+    assert asked(cluster, "scan", "typed", "--count", "--where=stock<20000000") == {"rows": 1}
+    assert asked(cluster, "scan", "typed", "--count") == {"rows": 1}
+    for where, reason in (
+        ("stock>=many", "--where: column 'stock': expected integer, found 'many'"),
+        ("stock=" + "9" * 20, "--where: column 'stock': expected integer, found '999"),
+    ):
+        assert reason in refused(cluster, "scan", "typed", f"--where={where}", code=2)
     assert "expected integer" in refused(cluster, "set", "typed", row, "stock=many", code=2)
     assert "expected tuple_of" in refused(cluster, "get", "typed", "trap", code=2)
     other = refused(cluster, "set", "typed", row, "stock=7", "--as", "text", code=1)
@@ -164,6 +174,8 @@ def test_cells_and_rows_are_written_and_shown_as_their_codecs_say(cluster: Local
     altered = asked(cluster, "tables", "alter", "typed", "--column", "note=json", "--yes")
     assert altered["columns"] == {"note": "json", "stock": "integer"}
     assert altered["key_codec"] == TYPED_KEYS
+    unordered = refused(cluster, "scan", "typed", '--where=note<"a"', code=2)
+    assert "--where: column 'note': values of codec json have no order" in unordered
     unknown = refused(cluster, "tables", "alter", "typed", "--column", "note=jason", code=2)
     assert "'jason' is not a codec for columns" in unknown
     assert asked(cluster, "delete", "typed", row) == {"deleted": 2}
