@@ -25,6 +25,7 @@ from percolator.aio.index_build import IndexBuild
 from percolator.codecs.readable import quoted
 from percolator.errors import (
     InvalidArgument,
+    PercolatorError,
     SchemaChanged,
     SchemaError,
     TabletLocation,
@@ -303,8 +304,14 @@ class BulkLoad:
                 continue
             try:
                 await one.build()
-            except (SchemaError, UniqueViolation) as error:
+            except PercolatorError as error:
                 error.message = f"the rows are loaded, but an index is incomplete: {error.message}"
+                if not isinstance(error, SchemaError | UniqueViolation):
+                    # Perhaps another load has closed rows of the table.
+                    error.message += (
+                        "; the next load of the table that ends completes it, or "
+                        "db.create_index(...)"
+                    )
                 raise
 
     async def _indexes(self) -> list[IndexBuild]:
