@@ -59,6 +59,9 @@ THIRTY = Accounts.of("thirty-tablets", 100_000)
 TABLETS = 30
 SMALL = Accounts.of("small", 10_000)
 LARGE = Accounts.of("large", 1_000_000)
+PLAIN = Accounts.of("plain", 20_000)
+INDEXED = Accounts.of("indexed", 20_000)
+TABLETS_OF_INDEXED = 9
 
 ONE_TABLET = f"asyncio, {IN_FLIGHT:,} in flight, 1 tablet"
 THIRTY_TABLETS = (
@@ -79,6 +82,7 @@ PSYCOPG_RATE_MUST = 1.5
 PSYCOPG_LATENCY_MUST = 4.0
 ROUND_TRIPS_MUST = (2.0, 3.0)
 CHANGE_MUST = 1.25
+INDEXED_MUST = 1.6
 
 
 class Measurements:
@@ -182,6 +186,35 @@ def run_scans(directory: Path, report: Report) -> None:
         for name, found in others:
             ratio = median(map(truediv, in_client[1], found))
             report.add(f"{in_client[0]} ÷ {name}, {measure}", ratio, "×")
+
+
+def run_indexes(directory: Path, report: Report) -> None:
+    """Measures only writes of a column with an index, and of one without, in turns."""
+    costs: defaultdict[str, Costs] = defaultdict(Costs)
+    with LocalCluster(directory, tablet_servers=SERVERS) as cluster:
+        asyncio.run(_measure_indexes(cluster.address, Meter(cluster), costs))
+    plain, indexed = costs["plain"], costs["indexed"]
+    for name, found in costs.items():
+        title = f"read-write of a column, {name}, {IN_FLIGHT:,} in flight"
+        report.add(title, found.rate, "/s")
+        _cpu(report, title, found)
+    report.add("time: indexed / plain", plain.rate / indexed.rate, "×", must=INDEXED_MUST)
+    ratio = indexed.cpu_micros / plain.cpu_micros
+    report.add("CPU: indexed / plain", ratio, "×", must=INDEXED_MUST)
+
+
+async def _measure_indexes(address: str, meter: Meter, costs: dict[str, Costs]) -> None:
+    async with aio.connect(address) as db:
+        traffic = Traffic(db, meter)
+        for accounts in (PLAIN, INDEXED):
+            await db.create_table(accounts.table, accounts.splits(TABLETS_OF_INDEXED))
+            await traffic.fill(accounts)
+        await db.create_index(INDEXED.balance)
+        for run in range(RUNS + 1):
+            for name, accounts in (("plain", PLAIN), ("indexed", INDEXED)):
+                cost = await traffic.read_write(accounts, TRANSACTIONS, IN_FLIGHT)
+                if run:  # the first one pays for connections and caches
+                    costs[name].add(cost)
 
 
 async def _fill_large(address: str, meter: Meter) -> None:
@@ -377,6 +410,11 @@ def main() -> int:
         action="store_true",
         help="measure only scans with a condition, and write no file (about 2 minutes)",
     )
+    parser.add_argument(
+        "--indexes",
+        action="store_true",
+        help="measure only writes with and without an index, and write no file (about a minute)",
+    )
     options = parser.parse_args()
     report = Report("transactions")
     measured = Measurements()
@@ -386,6 +424,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench-tx-", dir=options.directory) as directory:
         if options.scans:
             run_scans(Path(directory), report)
+            return report.show()
+        if options.indexes:
+            run_indexes(Path(directory), report)
             return report.show()
         if options.threads:
             run_threads(Path(directory), measured)
