@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from percolator.errors import InvariantViolation, PercolatorError
 
@@ -80,6 +80,37 @@ class Tasks:
         error = task.exception()
         if error is not None:
             self._failed(task, error)
+
+
+class NextTurn(Generic[T]):
+    """What callers leave to one task, which begins in the next turn of the loop: one task for each
+    of them would cost more than what most have to do."""
+
+    def __init__(self) -> None:
+        self._left: list[T] = []
+        self._task: asyncio.Task[None] | None = None
+        self._in_progress = 0
+
+    def __len__(self) -> int:
+        """How much is left or in progress, besides one for each task."""
+        return self._in_progress + max(len(self._left) - 1, 0)
+
+    def add(
+        self, one: T, tasks: Tasks, work: Callable[[list[T]], Coroutine[Any, Any, None]]
+    ) -> asyncio.Task[None]:
+        """Returns the task, which does `work` for all that was left to it."""
+        if self._task is None or self._task.done():  # done, if it was cancelled before it began
+            self._task = tasks.start(self._run(work))
+        self._left.append(one)
+        return self._task
+
+    async def _run(self, work: Callable[[list[T]], Coroutine[Any, Any, None]]) -> None:
+        some, self._left, self._task = self._left, [], None
+        self._in_progress += len(some) - 1
+        try:
+            await work(some)
+        finally:
+            self._in_progress -= len(some) - 1
 
 
 async def outlasting(task: asyncio.Future[T]) -> T:

@@ -51,6 +51,8 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from copy import copy
 from enum import Enum
+from functools import partial
+from typing import TypeVar
 
 from percolator.errors import (
     CellAddress,
@@ -108,6 +110,9 @@ from percolator.wire.backoff import Backoff, asked_pause_seconds
 STEPS_AT_ONCE_MAX = 4_096
 """A large transaction is sent in portions, so that its messages do not all exist at one time."""
 
+CELLS_TOGETHER_MAX = 64
+"""The most cells of a transaction that is completed together with others."""
+
 _NO_COPY_IS_READ = (NotSent, UsageError, PermissionDenied, Unauthenticated)
 """Errors after which no copy is read: the message was not sent at all, or its sender was refused
 before anything of it was read."""
@@ -120,6 +125,11 @@ _LAST_SECONDS_MAX = 1.0
 _LAST_SHARE = 0.2
 """The time that a wait for a lock leaves for the answer to the last attempt, and for the marker.
 A message that commits in one round may arrive late: without the marker, the outcome is unknown."""
+
+T = TypeVar("T")
+
+_Secondary = tuple[WriteSteps, CellAddress, int]
+"""A cell that does not decide its transaction, and the commit timestamp."""
 
 _Settled = int | ConflictError | OutcomeUnknown
 """The outcome of a commit: its timestamp, or why there is none."""
@@ -261,11 +271,13 @@ class Commit:
             return commit_ts  # nobody meets a lock of it
         env.verdicts.put(write.start, commit_ts)
         if len(write.cells) > 1:
-            too_much = env.background_is_full
-            rest = env.background.start(commit_secondaries(env, write, commit_ts))
-            if too_much:
-                # However this ends, the transaction is committed and is reported as such.
-                await asyncio.wait((rest,))
+            if env.background_is_full:
+                # By itself, since others may take longer. However this ends, the transaction is
+                # committed and is reported as such.
+                rest = commit_secondaries(env, [(write, commit_ts)])
+                await asyncio.wait((env.background.start(rest),))
+            else:
+                start_secondaries(env, write, commit_ts)
         return commit_ts
 
     @property
@@ -456,7 +468,8 @@ class Commit:
             answers = await sent
         else:
             answers = await self._announcement.with_prewrites(cells, sent, deadline)
-        await env.refresh_schemas(prewrites, answers, deadline)
+        if answers.count(APPLIED) < len(cells):
+            await env.refresh_schemas(prewrites, answers, deadline)
         return answers
 
     def _sort_out(
@@ -785,7 +798,7 @@ class _Unlocked:
         return cell in self.unanswered or cell in self.blocked
 
 
-def portions(cells: Sequence[CellAddress]) -> list[Sequence[CellAddress]]:
+def portions(cells: Sequence[T]) -> list[Sequence[T]]:
     """The cells, as many at a time as are sent together."""
     if len(cells) <= STEPS_AT_ONCE_MAX:
         return [cells]  # the usual case, in which nothing is copied
@@ -800,34 +813,66 @@ def _out_of_time() -> PercolatorError:
 # ---------------------------------------------------------------- the cells that do not decide
 
 
-async def commit_secondaries(env: Environment, write: WriteSteps, commit_ts: int) -> None:
+def start_secondaries(env: Environment, write: WriteSteps, commit_ts: int) -> None:
+    """Commits the other cells in the background, together with those of all transactions whose
+    commits are answered in this turn of the loop. A large one would hold up the others."""
+    one = write, commit_ts
+    if len(write.cells) > CELLS_TOGETHER_MAX:
+        env.background.start(commit_secondaries(env, [one]))
+    else:
+        env.committed.add(one, env.background, partial(commit_secondaries, env))
+
+
+async def commit_secondaries(env: Environment, committed: Sequence[tuple[WriteSteps, int]]) -> None:
     """Commits the other cells after the commit point, trying for `background_seconds`.
 
     Below the safe point it stops: there, all locks are resolved before anything is collected, and a
-    record that is missing may have been written and collected.
+    record that is missing may have been written and collected. What goes wrong with one transaction
+    stops none of the others.
     """
     deadline = background_deadline(env)
-    pending = write.cells[1:]
+    pending: Sequence[_Secondary] = [
+        (write, cell, commit_ts) for write, commit_ts in committed for cell in write.cells[1:]
+    ]
+    problem: PercolatorError | None = None
     backoff: Backoff | None = None
     while pending:
-        again: list[CellAddress] = []
-        for cells in portions(pending):
-            requests = []
-            for cell in cells:
-                schema = await env.schema(cell.table_id, deadline)
-                requests.append(write.commit_secondary_step(cell, schema, commit_ts))
+        again: list[_Secondary] = []
+        unknown: set[int] = set()
+        for some in portions(pending):
+            requests: list[CellMutation] = []
+            sent: list[_Secondary] = []
+            for one in some:
+                write, cell, commit_ts = one
+                schema = env.schemas.get(cell.table_id)
+                if schema is None and cell.table_id not in unknown:
+                    try:
+                        schema = await env.schemas.refresh(cell.table_id, deadline)
+                    except PercolatorError as error:
+                        unknown.add(cell.table_id)
+                        problem = error
+                if schema is not None:
+                    requests.append(write.commit_secondary_step(cell, schema, commit_ts))
+                    sent.append(one)
             answers = await env.cells.mutate(requests, deadline)
-            for cell, answer in zip(cells, answers, strict=True):
+            if answers.count(APPLIED) == len(sent):
+                continue
+            for one, answer in zip(sent, answers, strict=True):
                 if isinstance(answer, Refused):
-                    _check_secondary(write, cell, commit_ts, answer)
+                    try:
+                        _check_secondary(*one, answer)
+                    except InvariantViolation as torn:
+                        problem = torn
                 elif isinstance(answer, PercolatorError) and not isinstance(answer, SnapshotTooOld):
-                    again.append(cell)
+                    again.append(one)
             await env.refresh_schemas(requests, answers, deadline)
         pending = again
         if pending:
             backoff = backoff or env.backoff()
             if not await backoff.pause(deadline):
-                return
+                break
+    if problem is not None:
+        raise problem
 
 
 def _check_secondary(write: WriteSteps, cell: CellAddress, commit_ts: int, answer: Refused) -> None:

@@ -15,7 +15,7 @@ from percolator.limits import Limits
 from percolator.protocol.contention import HotCells, Loss, Rivals
 from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import Answer, CellMutation, Cells, Mutations, RollsForward, Turns
-from percolator.tasks import Tasks
+from percolator.tasks import NextTurn, Tasks
 from percolator.wire.backoff import Backoff
 from percolator.wire.liveness import Liveness
 from percolator.world import Clock, Random
@@ -271,10 +271,14 @@ class Environment:
     back. Nothing depends on it: what is left when the process ends is done by the clients that meet
     the locks. A caller that waits for one of the tasks must not cancel it."""
 
+    committed: NextTurn[tuple[Any, int]] = field(default_factory=NextTurn)
+    """Committed transactions (`WriteSteps`) whose other cells are committed in the background, and
+    their commit timestamps."""
+
     @property
     def background_is_full(self) -> bool:
         """True when so much background work is pending that commits wait for their own."""
-        return len(self.background) >= self.limits.background_tasks_max
+        return len(self.background) + len(self.committed) >= self.limits.background_tasks_max
 
     def now(self) -> float:
         """The monotonic clock, in seconds."""

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from percolator.errors import CellAddress, InvalidArgument, PercolatorError, Retry
 from percolator.formats.records import LockRecord
 from percolator.protocol import steps
-from percolator.protocol.commit import commit_secondaries, portions
+from percolator.protocol.commit import portions, start_secondaries
 from percolator.protocol.conflicts import another, require_same
 from percolator.protocol.environment import ROLLED_BACK, Environment
 from percolator.protocol.write_set import WriteSteps
@@ -51,7 +51,7 @@ async def former_outcome(env: Environment, write: WriteSteps, deadline: float) -
             if not _has_trace(answer):
                 raise another(write, cell, "was not among its writes")
         env.verdicts.put(write.start, commit_ts)
-        env.background.start(commit_secondaries(env, write, commit_ts))
+        start_secondaries(env, write, commit_ts)
         return commit_ts
     of_primary = answers[write.primary]
     if isinstance(of_primary, Refused) and of_primary.condition == steps.OWN_ROLLBACK:

@@ -89,6 +89,7 @@ async def test_a_commit_does_not_read_again_what_its_transaction_has_read(
     await read(tx)
     before = tx.statistics.rows_read
     tx.set("ann", city, "Bern")
+    assert await tx.get("ann", city) == "Bern"  # which is not what is stored
     await tx.commit()
     assert tx.statistics.rows_read == before
     assert await db.check_index(city) == []

@@ -12,7 +12,7 @@ import pytest
 
 import percolator
 from percolator.errors import InvariantViolation, Unavailable
-from percolator.tasks import Tasks, outlasting
+from percolator.tasks import NextTurn, Tasks, outlasting
 
 
 async def fail(error: Exception, seconds: float = 1.0) -> None:
@@ -193,3 +193,33 @@ def test_cycles_made_later_are_still_collected() -> None:
     later = weakref.ref(Cyclic())
     gc.collect()
     assert later() is None
+
+
+async def test_one_task_does_all_that_is_left_to_it_in_one_turn_of_the_loop() -> None:
+    tasks, later, done = Tasks(), NextTurn[int](), list[list[int]]()
+
+    async def work(some: list[int]) -> None:
+        await asyncio.sleep(1.0)
+        done.append(some)
+
+    first = [later.add(number, tasks, work) for number in (1, 2, 3)]
+    assert (len(set(first)), len(tasks), len(later)) == (1, 1, 2)
+    await asyncio.sleep(0)
+    second = later.add(4, tasks, work)
+    assert (len(tasks), len(later)) == (2, 2)
+    await asyncio.wait((*first, second))
+    assert (done, len(tasks), len(later)) == ([[1, 2, 3], [4]], 0, 0)
+
+
+async def test_what_was_left_to_a_task_that_was_cancelled_before_it_began_is_done_by_the_next() -> (
+    None
+):
+    tasks, later, done = Tasks(), NextTurn[int](), list[int]()
+
+    async def work(some: list[int]) -> None:
+        done.extend(some)
+
+    later.add(1, tasks, work).cancel()
+    await asyncio.sleep(0)
+    await later.add(2, tasks, work)
+    assert (done, len(later)) == ([1, 2], 0)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from percolator.errors import (
     CellAddress,
     ConflictError,
+    InvariantViolation,
     NotReady,
     OutcomeUnknown,
     PercolatorError,
@@ -23,10 +24,10 @@ from percolator.errors import (
 )
 from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT, lock_prefix
 from percolator.limits import Limits
-from percolator.protocol import steps
+from percolator.protocol import commit, steps
 from percolator.protocol.commit import Commit
 from percolator.protocol.environment import ROLLED_BACK, Statistics
-from percolator.protocol.write_set import Write, WriteSet
+from percolator.protocol.write_set import Write, WriteSet, WriteSteps
 from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import APPLIED, CellMutation
 from percolator.timestamps import SEQUENCE_BITS
@@ -327,6 +328,20 @@ async def test_a_large_transaction_is_sent_in_portions_and_is_still_one(
     await settled(client)
     assert {at for cell in cells for at, _ in here.store.commits(cell)} == {commit}
     assert statistics.round_trips == 3 + 1 + 1
+
+
+async def test_what_is_wrong_with_one_commit_stops_no_other_that_is_completed_with_it(
+    here: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list[tuple[WriteSteps, int]]()
+    with monkeypatch.context() as patch:
+        patch.setattr(commit, "start_secondaries", lambda _, *one: left.append(one))
+        await client.write({A: put(b"1"), B: put(b"1"), C: put(b"1")})
+    assert here.store.lock_of(C) is not None
+    torn = WriteSteps(await client.start_timestamp(), {A: put(b"2"), B: put(b"2")}, 1024)
+    with pytest.raises(InvariantViolation, match=f"transaction {torn.start} is committed"):
+        await commit.commit_secondaries(client.env, [(torn, torn.start + 1), *left])
+    assert here.store.lock_of(B) is here.store.lock_of(C) is None
 
 
 async def test_with_too_much_background_work_committers_wait_for_their_own(here: World) -> None:
