@@ -42,9 +42,9 @@ from percolator.errors import (
 from percolator.observers.time_limits import ClusterWaits
 from percolator.protocol.announcing import notify_weak_observers
 from percolator.protocol.commit import Commit, settled
-from percolator.protocol.indexes import with_entries, without_indexes
+from percolator.protocol.indexes import with_entries
 from percolator.protocol.read import FoundRow
-from percolator.protocol.write_set import KeptIndexes, WriteSet, WriteSteps
+from percolator.protocol.write_set import KeptIndexes, WriteSet, WriteSteps, without_indexes
 from percolator.retries import Attempts
 from percolator.routing.catalog import NO_OBSERVERS, TableInfo
 from percolator.routing.cells import FoundCell, KnownRows
@@ -463,7 +463,8 @@ class Transaction(Reads):
         serializable: bool = False,
     ) -> None:
         """`attempts`: it is one of these, and the last one if it commits."""
-        require_bool(serializable, "serializable")
+        if serializable is not False:
+            require_bool(serializable, "serializable")
         writes = WriteSet(engine.limits)
         super().__init__(Reader(engine, timeout_seconds, "transaction", writes))
         if serializable:

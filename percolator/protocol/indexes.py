@@ -69,19 +69,6 @@ ReadCells = Callable[[list[CellAddress]], Awaitable[Mapping[CellAddress, FoundCe
 """Reads stored cells at the start of the transaction; cells without a value may be missing."""
 
 
-def without_indexes(env: Environment, cells: WriteSet) -> KeptIndexes | None:
-    """Nothing to add, if it is known that none of the tables has an index, as in most
-    transactions."""
-    indexes: dict[int, tuple[IndexDefinition, ...]] = {}
-    for cell in cells.cells:
-        if cell.table_id not in indexes:
-            schema = env.schemas.get(cell.table_id)
-            if schema is None or schema.indexes:
-                return None
-            indexes[cell.table_id] = schema.indexes
-    return KeptIndexes(indexes, cells, frozenset())
-
-
 async def with_entries(
     env: Environment,
     written: WriteSet,

@@ -271,6 +271,19 @@ class KeptIndexes(NamedTuple):
     added: Set[CellAddress]
 
 
+def without_indexes(env: Environment, cells: WriteSet) -> KeptIndexes | None:
+    """The write set without additions, if it is known that none of the tables has an index, as in
+    most transactions. None otherwise."""
+    indexes: dict[int, tuple[IndexDefinition, ...]] = {}
+    for cell in cells.cells:
+        if cell.table_id not in indexes:
+            schema = env.schemas.get(cell.table_id)
+            if schema is None or schema.indexes:
+                return None
+            indexes[cell.table_id] = schema.indexes
+    return KeptIndexes(indexes, cells, frozenset())
+
+
 class WriteSteps:
     """The writes of one transaction, and the steps that it sends for their cells."""
 
