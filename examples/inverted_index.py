@@ -10,7 +10,7 @@ from percolator.recipes import Index
 documents = Table("documents")
 text = documents.column("text", codecs.text)
 by_word: Index[str, str, str] = Index(
-    "documents by word", on=text, value=codecs.text, values=str.split, by_observer=True
+    "documents by word", on=text, value=codecs.text, values=str.split
 )
 WORDS = ["ant", "bee", "cat", "dog", "eel", "fox"]
 

@@ -437,8 +437,7 @@ def _declared(table: str, name: str, columns: list[tuple[bytes, str]], unique: b
 def backfill(context: typer.Context, reference: _Reference) -> None:
     """Build the index over rows that were written before, and fix whatever is wrong in it.
 
-    All programs must already keep the index, or its observer must be registered. They may run
-    meanwhile.
+    Its observer must be registered. Programs may run meanwhile.
     """
     here, chosen = connection(context), _index(reference)
     rows = here.run_with_database(chosen.backfill)

@@ -1,11 +1,11 @@
-"""Secondary indexes: from values of a column to the rows that have them.
+"""Indexes that observers keep: from values of a column to the rows that have them.
 
-by_city = Index("customers by city", on=city, value=codecs.text)
+by_word = Index("documents by word", on=text, value=codecs.text, values=str.split)
 
-by_city.create(db)
-by_city.set(tx, "ann", "Rome")              # the column and the index, in one transaction
-by_city.find(snapshot, "Rome")              # ["ann"]
-by_city.range(snapshot, "A", "N")           # [("Bern", "bob"), ...]
+by_word.create(db)                          # a worker runs by_word.observer()
+tx.set("readme", text, "to be or not")
+by_word.find(snapshot, "be")                # ["readme"], a few milliseconds later
+by_word.range(snapshot, "n", "p")           # [("not", "readme"), ("or", "readme")]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from percolator import aio, codecs
 from percolator.arguments import require_function
-from percolator.blocking.api import Database, Transaction
+from percolator.blocking.api import Database
 from percolator.codecs import KeyCodec
 from percolator.codecs.values import after_prefix, is_key_codec
 from percolator.decorators import (
@@ -33,9 +33,8 @@ from percolator.decorators import (
     observes,
     on_database,
     on_reads,
-    on_transaction,
 )
-from percolator.errors import InvalidArgument, SchemaError, UsageError
+from percolator.errors import InvalidArgument, SchemaError
 from percolator.limits import Limits
 from percolator.observers.definition import Observer
 from percolator.schema import OBSERVER_BYTES_MAX, Column, Row, Table
@@ -54,17 +53,11 @@ _OBSERVED_BYTES_MAX = OBSERVER_BYTES_MAX - len(_OBSERVER_PREFIX)
 class Index(Generic[K, T, W]):
     """A table that leads from values of a column to the keys of the rows that have them.
 
-    `by_observer` says which of two ways it is kept in:
-
-    - *In the same transaction* (False): programs write the column with `set` and `delete` of the
-      index, and never otherwise. Then the index is exact at every snapshot, and in the transaction
-      itself. Writers of different rows do not conflict. After a plain `tx.set`, `tx.delete` or
-      `tx.delete_row`, look-ups miss the row's new value and find its old one, until `backfill`:
-      the index learns only from `set` and `delete` what the column held before.
-    - *By an observer* (True): programs write the column as they like, and a worker runs `observer`,
-      which follows within milliseconds. Then a look-up may lead to rows that have just changed:
-      read the column before relying on it. `set` and `delete` are refused. Rows that were there
-      before the index are indexed, too, once its observer is registered.
+    A worker runs its `observer`, which follows whatever programs write. So it lags, by milliseconds
+    as long as a worker runs: a look-up may lead to rows that have just changed, and miss others.
+    Read the column before relying on it. Rows that were there before the index are indexed, too,
+    once its observer is registered. An index of the columns' own values, which never lags, is
+    declared with the table: `Table.index`.
 
     `values` computes a row's values (none, one or many) from its column; by default there is one,
     the column's own. Rows without the column are not in the index.
@@ -81,7 +74,6 @@ class Index(Generic[K, T, W]):
         on: Column[T],
         value: KeyCodec[W],
         values: Callable[[T], Iterable[W]] | None = None,
-        by_observer: bool = False,
     ) -> None:
         """`name` is the name of the index's own table, which nothing else may write."""
         if not isinstance(on, Column):
@@ -95,13 +87,10 @@ class Index(Generic[K, T, W]):
         self.column = on
         self.table = self._entries.table
         """Its table, whose rows are its own business."""
-        self.is_kept_by_observer = by_observer
-        if by_observer and len(name.encode()) > _OBSERVED_BYTES_MAX:
+        if len(name.encode()) > _OBSERVED_BYTES_MAX:
             # If its observer's name were cut off, two indexes might have the same observer.
             raise InvalidArgument(
-                "name",
-                f"expected at most {_OBSERVED_BYTES_MAX} bytes for an index that is kept by an "
-                f"observer, got {name!r}",
+                "name", f"expected at most {_OBSERVED_BYTES_MAX} bytes, got {name!r}"
             )
 
     @overload
@@ -111,59 +100,16 @@ class Index(Generic[K, T, W]):
     @overload
     def create(self, database: Database, *, exist_ok: bool = False) -> None: ...
     def create(self, database: Any, *, exist_ok: bool = False) -> Any:
-        """Creates the table; registers the observer, if there is one. The indexed table exists."""
+        """Creates the table, and registers the observer. The indexed table exists."""
 
         async def body(database: aio.Database) -> None:
             await database.create_table(self.table, exist_ok=exist_ok)
-            if self.is_kept_by_observer:
-                await database.register_observers([self.observer()])
+            await database.register_observers([self.observer()])
 
         return on_database(database, body)
 
-    # ------------------------------------------------------------------ writing
-
-    @overload
-    def set(self, tx: aio.Transaction, row: K, value: T) -> Coroutine[Any, Any, None]: ...
-    @overload
-    def set(self, tx: Transaction, row: K, value: T) -> None: ...
-    def set(self, tx: Any, row: K, value: T) -> Any:
-        """Writes the column of a row, and the index."""
-        self._require_same_transaction("set")
-        return on_transaction(tx, self._set, row, value)
-
-    async def _set(self, tx: aio.Transaction, row: K, value: T) -> None:
-        async with tx.internal.buffer.updating():
-            indexed = await self._entries.recorded(tx, row)
-            await self._entries.write(tx, row, value, indexed, [(row, self.column, value)])
-
-    @overload
-    def delete(self, tx: aio.Transaction, row: K) -> Coroutine[Any, Any, None]: ...
-    @overload
-    def delete(self, tx: Transaction, row: K) -> None: ...
-    def delete(self, tx: Any, row: K) -> Any:
-        """Deletes the column of a row, and the row from the index."""
-        self._require_same_transaction("delete")
-        return on_transaction(tx, self._delete, row)
-
-    async def _delete(self, tx: aio.Transaction, row: K) -> None:
-        async with tx.internal.buffer.updating():
-            indexed = await self._entries.recorded(tx, row)
-            await self._entries.write(tx, row, None, indexed, deletes=[(row, self.column)])
-
-    def _require_same_transaction(self, method: str) -> None:
-        if self.is_kept_by_observer:
-            raise UsageError(
-                f"index {self.table.name!r} is kept by an observer: write the column with tx, "
-                f"not with {method} of the index"
-            )
-
     def observer(self) -> Observer:
         """The observer that keeps the index, for a worker."""
-        if not self.is_kept_by_observer:
-            raise UsageError(
-                f"index {self.table.name!r} is kept in the transactions that write the column: "
-                "it has no observer"
-            )
 
         @observes(self.column, name=_OBSERVER_PREFIX + self.table.name)
         async def keep(tx: aio.Transaction, row: K) -> None:
@@ -245,8 +191,8 @@ class Index(Generic[K, T, W]):
     def backfill(self, database: Any) -> Any:
         """Builds the index over rows that were written before; returns how many there are.
 
-        Call it when all programs keep the index, or its observer is registered. Programs may be at
-        work meanwhile. It mends whatever is wrong, and can be repeated: what is right costs reads.
+        Call it when its observer is registered. Programs may be at work meanwhile. It mends
+        whatever is wrong, and can be repeated: what is right costs reads.
         It stops at a row that cannot be indexed, which `check` reports.
         """
         return on_database(database, self._mending.backfill)
@@ -258,8 +204,7 @@ class Index(Generic[K, T, W]):
     def check(self, reads: Any) -> Any:
         """Differences between column and index at one snapshot, at most 1,000 lines.
 
-        If an observer keeps the index, what it has not handled yet is reported, too: call it when
-        nothing is left to do.
+        What the observer has not handled yet is reported, too: call it when nothing is left to do.
         """
         return on_reads(reads, self._mending.problems)
 
@@ -305,14 +250,11 @@ class IndexEntries(Generic[K, T, W]):
         row: K,
         value: T | None,
         before: frozenset[bytes],
-        puts: Sequence[tuple[object, Column[Any], Any]] = (),
-        deletes: Sequence[tuple[object, Column[Any]]] = (),
     ) -> None:
-        """Brings the index entries of one row up to date, together with these cells.
+        """Brings the index entries of one row up to date: all of them, or none.
 
-        All is written, or nothing: a column without its entries could be committed. A cell per row
-        records its current entries, and every update writes that cell. So an observer run, a
-        backfill and a writer conflict, and `values` may be redefined.
+        A cell per row records its current entries, and every update writes that cell. So an
+        observer run and a backfill conflict, and `values` may be redefined.
 
         An entry that stays is not written, unless entries expire: it would be gone before the
         column, whose time begins anew.
@@ -333,7 +275,7 @@ class IndexEntries(Generic[K, T, W]):
         else:
             removed.append((indexed, self.indexed))
         try:
-            await tx.internal.write_together([*puts, *added], [*deletes, *removed])
+            await tx.internal.write_together(added, removed)
         except InvalidArgument as error:
             raise InvalidArgument(error.field, f"{error.reason} ({self._named(row)})") from None
 

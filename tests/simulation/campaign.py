@@ -31,7 +31,7 @@ from tests.simulation.rows import (
 from tests.simulation.run import IN_ONE_ROUND, LOCK_HELD, Verdict, simulate
 from tests.simulation.scenario import Kind, Scenario, harsh, needs_master, scenario_of
 from tests.simulation.sessions import JOINED
-from tests.simulation.workloads.drops import DROP_REPEATED, DROPPED, ENTRIES_STAY, RENEWED
+from tests.simulation.workloads.drops import DROP_REPEATED, DROPPED, RENEWED
 from tests.simulation.workloads.jobs import LOST_TO_ANOTHER
 
 _SEEDS_PER_PROCESS = 32
@@ -104,7 +104,6 @@ EXPECTED = (
     IN_ONE_ROUND,
     LOCK_HELD,
     JOINED,
-    ENTRIES_STAY,
     RENEWED,
     LOST_TO_ANOTHER,
     DROPPED,

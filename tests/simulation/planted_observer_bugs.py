@@ -14,7 +14,6 @@ import pytest
 from percolator import aio
 from percolator.aio import observing
 from percolator.aio.reader import Reader
-from percolator.aio.transaction import TransactionInternals
 from percolator.errors import CellAddress, OutcomeUnknown, PercolatorError, SnapshotTooOld
 from percolator.formats.records import START_TIMESTAMP_BYTES, acknowledgement_column
 from percolator.history import fates
@@ -878,16 +877,6 @@ def values_in_locks_never_expire(patch: Patch) -> None:
         return _of(table_id, cell)._replace(ttl_milliseconds=0)
 
 
-def index_entries_that_stay_are_never_written_again(patch: Patch) -> None:
-    """They expire before the column, whose time begins anew with each write."""
-
-    @in_place_of(patch, TransactionInternals, "expires")
-    async def wrong(
-        self: TransactionInternals, column: object, timeout: float | None = None
-    ) -> bool:
-        return False
-
-
 def kept_cells_are_judged_by_the_clients_own_schema(patch: Patch) -> None:
     """It may have been learned before another client set the ttl."""
     patch.setattr(Environment, "schema_of_reads", Environment.schema)
@@ -944,7 +933,6 @@ EXPIRY_BUGS: tuple[tuple[Callable[[Patch], None], bool], ...] = (
     (expiry_is_judged_when_the_read_arrives, False),
     (reads_of_now_find_everything_expired, False),
     (values_in_locks_never_expire, False),
-    (index_entries_that_stay_are_never_written_again, False),
     (kept_cells_are_judged_by_the_clients_own_schema, True),
     (values_are_collected_before_the_safe_point_has_seen_their_end, True),
 )

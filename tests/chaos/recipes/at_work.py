@@ -12,15 +12,12 @@ counts = ShardedCounter("counts", shards=4)
 people = Table("people")
 city = people.column("city", codecs.text)
 by_city: Index[str, str, str] = Index("people by city", on=city, value=codecs.text)
-by_city_later: Index[str, str, str] = Index(
-    "people by city, later", on=city, value=codecs.text, by_observer=True
-)
 
 deeds = Table("deeds")
 done = deeds.column("done", codecs.boolean)
 """Written by each transaction in a row of its own: it says whether that has committed."""
 
-observers = [*recipes_at_work.observers, by_city_later.observer()]
+observers = [*recipes_at_work.observers, by_city.observer()]
 
 
 async def create(database: aio.Database) -> None:
@@ -30,4 +27,3 @@ async def create(database: aio.Database) -> None:
     await out.create(database)
     await counts.create(database)
     await by_city.create(database)
-    await by_city_later.create(database)

@@ -10,7 +10,6 @@ from tests.simulation.workloads.drops import (
     ChangingTtls,
     Drops,
     Expiring,
-    ExpiringIndex,
     Recreations,
     Renewals,
     Successors,
@@ -83,9 +82,7 @@ ON_ROWS: dict[str, MakeWorkload] = {
 """Variants of workloads on a row store."""
 
 WITH_MASTER: dict[str, MakeWorkload] = {
-    "expiring": lambda: Mixed(
-        [Expiring(), ExpiringIndex(), Renewals(), ChangingTtls(), Deciders()]
-    ),
+    "expiring": lambda: Mixed([Expiring(), Renewals(), ChangingTtls(), Deciders()]),
     "loads": lambda: Mixed([Loads(), Loaders()]),
     "successors": lambda: Mixed([Successors(), Recreations()]),
     "newcomers": lambda: Newcomers(creates=True),
@@ -122,7 +119,7 @@ WORKLOADS: dict[str, MakeWorkload] = {
     "hubs": Hubs,
     "large": Large,
     "loads": Loads,
-    "expiring": lambda: Mixed([Expiring(), ExpiringIndex()]),
+    "expiring": Expiring,
     "feeds": Feeds,
     "chains": Chains,
     "crowd": Crowd,

@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-from percolator import Table, codecs
+from percolator import Table
 from percolator.aio import Database, Snapshot, Transaction
 from percolator.codecs import raw
 from percolator.errors import PercolatorError, SchemaError
-from percolator.recipes import Index
 from percolator.schema import Column
 from tests.simulation.sessions import Cells, RecordedTx, Session, table_names
 from tests.simulation.workloads.workload import Workload, preferred
@@ -431,60 +430,6 @@ class Expiring(Workload):
         # Values are unique: between two snapshots with the same one, there was no other.
         if seen[0] is not None and seen[0] == seen[1] != now:
             session.broken(f"{now!r} is there now, and {seen[0]!r} just before and after")
-
-
-# An index whose entries expire with the column: each write of the column renews all of them.
-#
-# The same words are written again and again, some before their time is up, so that an entry that is
-# not renewed is gone while its column is still there. Each snapshot has to find the rows by exactly
-# the words that it reads in them.
-
-ENTRIES_STAY = "an entry that expires was written again"
-TTL_MILLISECONDS = 250
-_EXPIRING_INDEX_ROWS = [b"row-%d" % number for number in range(3)]
-_WORDS = [b"ant", b"bee", b"cat"]
-_EXPIRING_READS_SHARE = 0.4
-_EXPIRING_INDEX_PAUSE_SECONDS_MAX = 0.2
-
-
-class ExpiringIndex(Workload):
-    """A column with an index that is written in the same transactions."""
-
-    ttls = {  # noqa: RUF012 - nobody changes it
-        b"v": TTL_MILLISECONDS,
-        b"entry": TTL_MILLISECONDS,
-        b"indexed": TTL_MILLISECONDS,
-    }
-
-    def __init__(self) -> None:
-        self.cells = Cells("brief texts")
-        self._index: Index[bytes, bytes, bytes] = Index(
-            "brief words", on=self.cells.column(), value=codecs.raw, values=bytes.split
-        )
-
-    @property
-    def tables(self) -> tuple[Cells, ...]:
-        return (self.cells, Cells(self._index.table.name))
-
-    async def step(self, session: Session) -> None:
-        chance, index = session.random, self._index
-        row, reads = chance.choice(_EXPIRING_INDEX_ROWS), chance.random() < _EXPIRING_READS_SHARE
-        text = b" ".join(chance.sample(_WORDS, 2))
-        pause = chance.random() * _EXPIRING_INDEX_PAUSE_SECONDS_MAX
-
-        async def body(tx: RecordedTx) -> None:
-            if reads:
-                await asyncio.sleep(pause)
-                if problems := await index.check(tx.itself):
-                    session.broken(f"an index and its column expire at their own times: {problems}")
-                return
-            before = await index._entries.recorded(tx.itself, row)
-            if not before.isdisjoint(index._entries.parts(row, text)):
-                session.count(ENTRIES_STAY)
-            await index.set(tx.itself, row, text)
-            tx.note_writes()
-
-        await session.run(body)
 
 
 # The ttl of a column becomes longer and shorter, while its values are read and collected.

@@ -16,7 +16,7 @@ from percolator import DeadlineExceeded, Table, UsageError, both_kinds, codecs, 
 from percolator.aio import Database, Snapshot, Transaction
 from percolator.aio.shared import SharedTransaction
 from percolator.errors import ConflictError, InvalidArgument, SchemaError
-from percolator.recipes import CombineQueue, Index, ShardedCounter
+from percolator.recipes import CombineQueue, ShardedCounter
 from percolator.v1 import master_pb2
 from tests.unit.aio.shared_attempts import values_of
 from tests.unit.connected import Cluster, accounts, balance
@@ -201,7 +201,6 @@ async def test_an_attempt_with_a_refused_write_cannot_be_finished(
 
 counter = ShardedCounter("counter")
 queue = CombineQueue("queue", key=codecs.text, value=codecs.integer, combine=sum)
-index: Index[str, int, int] = Index("index", on=balance, value=codecs.ordered_integer)
 
 Call = Callable[[Any], Any]
 CALLS: list[tuple[Call, str]] = [
@@ -213,7 +212,6 @@ CALLS: list[tuple[Call, str]] = [
     (lambda tx: tx.commit(), r"tx\.commit\(\.\.\.\)"),
     (lambda tx: counter.add(tx, "ann", 1), r"ShardedCounter\.add\(\.\.\.\)"),
     (lambda tx: queue.add(tx, "ann", 1), r"CombineQueue\.add\(\.\.\.\)"),
-    (lambda tx: index.set(tx, "ann", 1), r"Index\.set\('ann'\)"),
     (lambda tx: doubled(tx, "ann"), r"doubled\('ann'\)"),
     (lambda tx: adds(tx, "ann"), r"adds\('ann'\)"),
 ]

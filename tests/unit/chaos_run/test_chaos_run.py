@@ -367,8 +367,7 @@ def with_a_value_not_exported(told: Told, held: Held, exported: list[Exported]) 
 
 
 def with_an_index_that_lags(told: Told, held: Held, exported: list[Exported]) -> Run:
-    first, second = held.indexes
-    return told, held._replace(indexes=(first, second[1:])), exported
+    return told, held._replace(found=held.found[1:]), exported
 
 
 def with_somebody_gone(told: Told, held: Held, exported: list[Exported]) -> Run:

@@ -1,9 +1,10 @@
-"""Index: kept in the same transaction or by an observer, backfilled and checked."""
+"""Index: kept by an observer, backfilled and checked."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ import percolator.testing
 from percolator import Database, Limits, RetryPolicy, Table, codecs
 from percolator.aio import Database as AsyncDatabase
 from percolator.aio.connecting import connect_to
-from percolator.errors import InvalidArgument, SchemaError, UsageError
+from percolator.errors import InvalidArgument, SchemaError
 from percolator.recipes import CombineQueue, ExportQueue, Index, ShardedCounter
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
@@ -36,8 +37,8 @@ city = people.column("city", codecs.text)
 age = people.column("age", codecs.integer)
 
 
-def by_city(*, by_observer: bool = False) -> Index[str, str, str]:
-    return Index("by city", on=city, value=codecs.text, by_observer=by_observer)
+def by_city() -> Index[str, str, str]:
+    return Index("by city", on=city, value=codecs.text)
 
 
 @pytest.fixture
@@ -54,47 +55,31 @@ def index(db: Database) -> Index[str, str, str]:
     return index
 
 
+LIVE_IN = {"ann": "Rome", "bob": "Bern", "eve": "Rome", "kim": "Ro", "zoe": "Rome\x00"}
+
+
 def by_words(words: Callable[[str], list[str]]) -> Index[str, str, str]:
     return Index("by word", on=city, value=codecs.text, values=words)
 
 
-def test_an_index_in_the_same_transaction_is_exact_in_it_and_after_it(
-    db: Database,
-    index: Index[str, str, str],
-) -> None:
-    with db.transaction() as tx:
-        for person, lives_in in (("ann", "Rome"), ("bob", "Bern"), ("eve", "Rome")):
-            index.set(tx, person, lives_in)
-        assert index.find(tx, "Rome") == ["ann", "eve"]
-    with db.transaction() as tx:
-        index.set(tx, "ann", "Oslo")
-        index.delete(tx, "eve")
-        index.set(tx, "bob", "Bern")
-    with db.snapshot() as snapshot:
-        assert index.find(snapshot, "Rome") == []
-        assert index.range(snapshot) == [("Bern", "bob"), ("Oslo", "ann")]
-        assert index.range(snapshot, "C", "P") == [("Oslo", "ann")]
-        assert index.range(snapshot, reverse=True, limit=1) == [("Oslo", "ann")]
-        assert snapshot.get("ann", city) == "Oslo"
-        assert index.check(snapshot) == []
-
-
-def test_a_value_that_begins_another_is_not_found_for_it(
+def test_values_are_found_once_its_observer_has_run_and_in_order(
     db: Database, index: Index[str, str, str]
 ) -> None:
-    with db.transaction() as tx:
-        index.set(tx, "ann", "Ro")
-        index.set(tx, "bob", "Rome\x00")
+    db.set_many((person, {city: lives_in}) for person, lives_in in LIVE_IN.items())
+    assert index.find(db.snapshot(), "Rome") == []
+    percolator.testing.run_observers(db, [index.observer()])
     with db.snapshot() as snapshot:
-        assert index.find(snapshot, "Ro") == ["ann"]
-        assert index.find(snapshot, "Rome\x00", limit=1) == ["bob"]
+        assert index.find(snapshot, "Rome") == ["ann", "eve"]
+        assert index.find(snapshot, "Ro") == ["kim"], "a value that begins another"
+        assert index.find(snapshot, "Rome", limit=1) == ["ann"]
+        assert index.range(snapshot, "C", "Rome") == [("Ro", "kim")]
+        assert index.range(snapshot, reverse=True, limit=1) == [("Rome\x00", "zoe")]
+        assert index.check(snapshot) == []
 
 
 def test_an_index_by_an_observer_follows_changes_and_deletions(db: Database) -> None:
     text = people.column("text", codecs.text)
-    index: Index[str, str, str] = Index(
-        "by word", on=text, value=codecs.text, values=str.split, by_observer=True
-    )
+    index: Index[str, str, str] = Index("by word", on=text, value=codecs.text, values=str.split)
     index.create(db)
     chance, kept = Random(5), dict[str, str]()
     for _ in range(10):
@@ -118,14 +103,13 @@ def test_an_index_by_an_observer_follows_changes_and_deletions(db: Database) -> 
         assert found == plain
 
 
-@pytest.mark.parametrize("by_observer", [False, True])
-def test_backfill_builds_and_mends_what_check_reports(db: Database, *, by_observer: bool) -> None:
+def test_backfill_builds_and_mends_what_check_reports(db: Database) -> None:
     db.set_many((f"person {n}", {city: f"city {n % 5}"}) for n in range(450))
-    index = by_city(by_observer=by_observer)
+    index = by_city()
     index.create(db)
     assert len(index.check(db.snapshot())) == 450
     assert index.backfill(db) == 450
-    with db.transaction() as tx:  # as a program does that knows no index
+    with db.transaction() as tx:  # which its observer has not handled yet
         tx.set("person 3", city, "elsewhere")
         tx.delete("person 4", city)
     with db.snapshot() as snapshot:
@@ -144,7 +128,7 @@ def test_a_backfill_and_a_writer_of_the_same_row_conflict(db: Database) -> None:
     db.set_many([("ann", {city: "Rome"})])
     index.create(db)
     with db.transaction() as tx:
-        index.set(tx, "ann", "Oslo")
+        tx.set("ann", city, tx.get("ann", city, "") + "!")
         index.backfill(db)
         with pytest.raises(percolator.ConflictError):
             tx.commit()
@@ -157,9 +141,7 @@ async def test_asyncio_has_the_same_methods() -> None:
         await db.create_table(people)
         await index.create(db)
         async with db.transaction() as tx:
-            await index.set(tx, "ann", "Rome")
-            await index.set(tx, "bob", "Rome")
-            await index.delete(tx, "bob")
+            tx.set("ann", city, "Rome")
         assert await index.backfill(db) == 1
         async with db.snapshot() as snapshot:
             assert await index.find(snapshot, "Rome") == ["ann"]
@@ -167,28 +149,20 @@ async def test_asyncio_has_the_same_methods() -> None:
             assert await index.check(snapshot) == []
 
 
-def test_bad_arguments_and_the_wrong_way_are_refused(db: Database) -> None:
+def test_bad_arguments_are_refused(db: Database) -> None:
     with pytest.raises(InvalidArgument, match="on: expected a Column, got Table"):
         Index("x", on=people, value=codecs.text)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="value: expected a codec for row keys"):
         Index("x", on=city, value=codecs.integer)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="values: expected a function"):
         Index("x", on=city, value=codecs.text, values=3)  # type: ignore[arg-type]
-    Index("ä" * 29, on=city, value=codecs.text, by_observer=True).observer()
-    Index("x" * 59, on=city, value=codecs.text)
-    with pytest.raises(InvalidArgument, match="name: expected at most 58 bytes for an index that"):
-        Index("x" * 59, on=city, value=codecs.text, by_observer=True)
-    index, observed = by_city(), by_city(by_observer=True)
+    Index("ä" * 29, on=city, value=codecs.text).observer()
+    with pytest.raises(InvalidArgument, match="name: expected at most 58 bytes, got 'xxx"):
+        Index("x" * 59, on=city, value=codecs.text)
+    index = by_city()
     index.create(db)
-    with pytest.raises(UsageError, match="it has no observer"):
-        index.observer()
-    with db.transaction() as tx:
-        with pytest.raises(UsageError, match="kept by an observer: write the column with tx"):
-            observed.set(tx, "ann", "Rome")
-        with pytest.raises(SchemaError, match="expected str, got int"):
-            index.set(tx, "ann", 7)  # type: ignore[call-overload]
-        with pytest.raises(SchemaError, match="'by city', value 7: expected str"):
-            index.find(tx, 7)  # type: ignore[call-overload]
+    with pytest.raises(SchemaError, match="'by city', value 7: expected str"):
+        index.find(db.snapshot(), 7)  # type: ignore[call-overload]
 
 
 def refusing(text: str) -> list[str]:
@@ -204,38 +178,24 @@ def refusing(text: str) -> list[str]:
         ("x" * 5_000, "index 'by word', row 'ann', value 'x.*: the entry has 50.. bytes"),
     ],
 )
-def test_a_set_that_fails_writes_neither_column_nor_index(
+def test_a_row_that_cannot_be_indexed_is_named_and_check_goes_on(
     db: Database, text: str, says: str
 ) -> None:
-    index: Index[str, str, str] = Index("by word", on=city, value=codecs.text, values=refusing)
+    index = by_words(refusing)
     index.create(db)
-    with db.transaction() as tx:
-        index.set(tx, "ann", "old words")
-        with pytest.raises(SchemaError, match=says):
-            index.set(tx, "ann", text)
-    with db.snapshot() as snapshot:
-        assert snapshot.get("ann", city) == "old words"
-        assert index.find(snapshot, "old") == ["ann"]
-        assert index.check(snapshot) == []
-
-
-def test_a_row_that_cannot_be_indexed_is_named_and_check_goes_on(
-    db: Database, index: Index[str, str, str]
-) -> None:
-    db.set_many([("ann", {city: "x" * 5_000}), ("bob", {city: "Bern"})])
-    with pytest.raises(SchemaError, match="index 'by city', row 'ann', value 'xxx"):
+    db.set_many([("ann", {city: text}), ("bob", {city: "Bern"})])
+    with pytest.raises(SchemaError, match=says):
         index.backfill(db)
-    too_long, missing = index.check(db.snapshot())
-    assert too_long.startswith("index 'by city', row 'ann', value 'xxx")
+    wrong, missing = index.check(db.snapshot())
+    assert re.search(says, wrong)
     assert missing == "row 'bob' is missing for 'Bern'"
 
 
 def test_backfill_writes_lost_entries_anew_and_removes_stray_ones(
     db: Database, index: Index[str, str, str]
 ) -> None:
-    with db.transaction() as tx:
-        index.set(tx, "ann", "Rome")
-        index.set(tx, "bob", "Bern")
+    db.set_many([("ann", {city: "Rome"}), ("bob", {city: "Bern"})])
+    index.backfill(db)
     entries = index.table.column("entry", codecs.raw)
     _, rome = [row.key for row in db.snapshot().scan(index.table, prefix=b"i")]
     with db.transaction() as tx:  # as a tool does that knows nothing of indexes
@@ -284,21 +244,18 @@ def test_what_a_second_backfill_costs_does_not_depend_on_how_many_values_rows_ha
 
 @pytest.mark.parametrize("returned", [5, None, "rome", b"rome"])
 def test_values_that_are_no_values_are_refused_by_name(db: Database, returned: Any) -> None:
-    index: Index[str, str, str] = Index(
-        "by word", on=city, value=codecs.text, values=lambda _: returned
-    )
+    index = by_words(lambda _: returned)
     index.create(db)
-    with db.transaction() as tx:
-        says = f"index 'by word', row 'ann': values returned {returned!r}, not several values"
-        with pytest.raises(SchemaError, match=says):
-            index.set(tx, "ann", "Rome")
-        assert tx.get("ann", city) is None
+    db.set_many([("ann", {city: "Rome"})])
+    says = f"index 'by word', row 'ann': values returned {returned!r}, not several values"
+    with pytest.raises(SchemaError, match=says):
+        index.backfill(db)
 
 
 def test_an_index_that_is_kept_by_an_observer_indexes_older_rows_by_itself(
     db: Database,
 ) -> None:
-    index = by_city(by_observer=True)
+    index = by_city()
     db.set_many([("ann", {city: "Rome"}), ("bob", {city: "Bern"})])
     index.create(db)
     percolator.testing.run_observers(db, [index.observer()])
@@ -307,35 +264,17 @@ def test_an_index_that_is_kept_by_an_observer_indexes_older_rows_by_itself(
         assert index.check(snapshot) == []
 
 
-def test_a_plain_write_leaves_wrong_entries_as_the_guide_says_until_a_backfill(
-    db: Database,
-    index: Index[str, str, str],
-) -> None:
-    with db.transaction() as tx:
-        index.set(tx, "ann", "Rome")
-    with db.transaction() as tx:
-        tx.set("ann", city, "Oslo")
-    with db.snapshot() as snapshot:
-        assert (index.find(snapshot, "Rome"), index.find(snapshot, "Oslo")) == (["ann"], [])
-        assert len(index.check(snapshot)) == 2
-    index.backfill(db)
-    with db.snapshot() as snapshot:
-        assert (index.find(snapshot, "Rome"), index.find(snapshot, "Oslo")) == ([], ["ann"])
-
-
 HOUR = 3_600.0
 DAY = timedelta(days=1)
 city_of_index_ttls = accounts.column("city", codecs.text)
 
 
-def _index(*, by_observer: bool) -> Index[str, str, str]:
-    return Index("by city", on=city_of_index_ttls, value=codecs.text, by_observer=by_observer)
+def _index() -> Index[str, str, str]:
+    return Index("by city", on=city_of_index_ttls, value=codecs.text)
 
 
 async def _set(db: AsyncDatabase, index: Index[str, str, str]) -> None:
     async with db.transaction() as tx:
-        if not index.is_kept_by_observer:
-            return await index.set(tx, "ann", "Rome")
         await tx.set("ann", city_of_index_ttls, "Rome")
     async with db.run_observers([index.observer()]):
         await db.wait_for_observers()
@@ -349,11 +288,8 @@ async def _require_agreement(
         assert await index.check(snapshot) == []
 
 
-@pytest.mark.parametrize("by_observer", [False, True])
-async def test_a_value_that_is_written_again_stays_in_the_index_as_long_as_it_lives(
-    by_observer: bool,
-) -> None:
-    index = _index(by_observer=by_observer)
+async def test_a_value_that_is_written_again_stays_in_the_index_as_long_as_it_lives() -> None:
+    index = _index()
     async with connected() as (db, _):
         await index.create(db)
         await db.set_ttl(city_of_index_ttls, DAY)
@@ -367,8 +303,8 @@ async def test_a_value_that_is_written_again_stays_in_the_index_as_long_as_it_li
         await _require_agreement(db, index, [])
 
 
-async def test_a_program_that_has_used_the_index_before_its_entries_expired_renews_them() -> None:
-    index = _index(by_observer=False)
+async def test_a_worker_that_has_kept_the_index_before_its_entries_expired_renews_them() -> None:
+    index = _index()
     async with connected_to(DistantMaster) as (db, cluster):
         await index.create(db)
         await _set(db, index)
@@ -386,7 +322,6 @@ visits = people.column("visits", codecs.integer)
 sums = CombineQueue("sums", key=codecs.text, value=codecs.integer, combine=sum)
 out = ExportQueue("out", key=codecs.text, value=codecs.integer)
 counter = ShardedCounter("counter")
-by_city_of_gathered_calls: Index[str, str, str] = Index("by city", on=city, value=codecs.text)
 
 
 class SuspendingCluster(ClusterInMemory):
@@ -406,7 +341,7 @@ async def fresh_client() -> AsyncIterator[AsyncDatabase]:
     world = World(clock, InProcessNetwork({ADDRESS: SuspendingCluster(clock)}), random.Random(1))
     async with await connect_to(world, [ADDRESS], Limits(), RetryPolicy()) as first:
         await first.create_table(people)
-        for recipe in (sums, out, counter, by_city_of_gathered_calls):
+        for recipe in (sums, out, counter):
             await recipe.create(first)
         async with await connect_to(world, [ADDRESS], Limits(), RetryPolicy()) as fresh:
             yield fresh
@@ -437,15 +372,3 @@ async def test_gathered_increments_of_a_cell_all_count(async_db: AsyncDatabase) 
         sums_seen = await asyncio.gather(*(tx.increment("ann", visits) for _ in range(10)))
     assert sums_seen == list(range(1, 11))
     assert await async_db.get("ann", visits) == 10
-
-
-async def test_an_index_agrees_with_the_last_of_gathered_writes_of_a_row(
-    async_db: AsyncDatabase,
-) -> None:
-    async with async_db.transaction() as tx:
-        await asyncio.gather(
-            *(by_city_of_gathered_calls.set(tx, "ann", one) for one in ("Rome", "Bern", "Oslo"))
-        )
-    async with async_db.snapshot() as snapshot:
-        assert await by_city_of_gathered_calls.range(snapshot) == [("Oslo", "ann")]
-        assert await by_city_of_gathered_calls.check(snapshot) == []
