@@ -139,6 +139,7 @@ class Share(Awaits):
             task,
             generation,
             replace_after_seconds=replace_after_seconds,
+            row_bytes_max=engine.row_bytes_max,
             chosen=chosen,
             only_changes=only_changes,
         )

@@ -54,7 +54,13 @@ from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.conflicts import MetLock, locked
 from percolator.protocol.environment import Environment
-from percolator.protocol.write_set import LOCK_KINDS, KeptIndexes, WriteSet, other_indexes
+from percolator.protocol.write_set import (
+    LOCK_KINDS,
+    KeptIndexes,
+    Write,
+    WriteSet,
+    other_indexes,
+)
 from percolator.routing.cells import FoundCell, RangeRequest, RowRequest
 from percolator.v1.tabletserver_pb2 import RowRead
 
@@ -212,7 +218,7 @@ class _Changes:
         old = entry_before(index, row, before, self._row_bytes_max)
         if old is None:
             self._lock(CellAddress(table_id, row, column) for column in index.names)
-        new = self._entry_after(index, table_id, row, after)
+        new = _entry_after(self._env, index, table_id, row, after, self._row_bytes_max)
         if is_kept(index, old, new):
             return
         if old is not None and old != new:
@@ -236,19 +242,6 @@ class _Changes:
             # chosen from what the program writes.
             if cell not in self._cells.cells:
                 self._cells.lock(cell)
-
-    def _entry_after(
-        self,
-        index: IndexDefinition,
-        table_id: int,
-        row: bytes,
-        values: Mapping[bytes, bytes | None],
-    ) -> bytes | None:
-        try:
-            return required_entry(index, row, values, self._row_bytes_max)
-        except SchemaError as error:
-            where = self._env.described(CellAddress(table_id, row, index.names[0]))
-            raise SchemaError(f"{where}: index {index.name!r}: {error.message}") from None
 
     def others(self, found: Mapping[CellAddress, FoundCell]) -> dict[CellAddress, Owner]:
         """The entries that were claimed and that other rows have, as they are stored."""
@@ -307,6 +300,45 @@ def required_entry(
     if entry is not None and len(entry) > row_bytes_max:
         raise SchemaError(f"the entry has {len(entry)} bytes, at most {row_bytes_max} allowed")
     return entry
+
+
+def _entry_after(
+    env: Environment,
+    index: IndexDefinition,
+    table_id: int,
+    row: bytes,
+    values: Mapping[bytes, bytes | None],
+    row_bytes_max: int,
+) -> bytes | None:
+    """As `required_entry`, with the cell in the error."""
+    try:
+        return required_entry(index, row, values, row_bytes_max)
+    except SchemaError as error:
+        where = env.described(CellAddress(table_id, row, index.names[0]))
+        raise SchemaError(f"{where}: index {index.name!r}: {error.message}") from None
+
+
+def changed_entries(
+    env: Environment,
+    index: IndexDefinition,
+    cell: CellAddress,
+    before: bytes | None,
+    after: bytes | None,
+    row_bytes_max: int,
+) -> dict[CellAddress, Write]:
+    """The entries that go and come if the value of an index's only column changes. Raises
+    `SchemaError` for a value that cannot be indexed."""
+    table_id, row, column = cell
+    old = entry_before(index, row, {column: before}, row_bytes_max)
+    new = _entry_after(env, index, table_id, row, {column: after}, row_bytes_max)
+    if is_kept(index, old, new):
+        return {}
+    writes: dict[CellAddress, Write] = {}
+    if old is not None and old != new:
+        writes[CellAddress(index.table_id, old, ENTRY)] = (KIND_DELETE, b"")
+    if new is not None:
+        writes[CellAddress(index.table_id, new, ENTRY)] = (KIND_PUT, row)
+    return writes
 
 
 def entry_before(

@@ -314,6 +314,13 @@ BUGS = (
         Bug(plant, kinds, workload="indexes", is_quickly_caught=quickly)
         for plant, kinds, quickly in index_bugs.INDEX_BUGS
     ),
+    Bug(
+        index_bugs.former_values_are_those_of_an_older_participant,
+        workload="indexed jobs",
+        with_master=True,
+        seeds_max=200,
+        is_quickly_caught=True,
+    ),
     *(
         Bug(plant, workload="expiring indexes", is_quickly_caught=True)
         for plant in index_bugs.EXPIRING_INDEX_BUGS

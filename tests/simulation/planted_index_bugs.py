@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from percolator.aio import find
 from percolator.aio.bulk_load import BulkLoad
 from percolator.errors import CellAddress
 from percolator.protocol import commit, indexes
+from percolator.protocol.shared.attempt import Attempt
 from percolator.protocol.write_set import WriteSteps
 from percolator.routing.cells import ANY_SCHEMA, CellMutation
 from tests.patching import in_place_of
@@ -86,6 +87,21 @@ def others_are_taken_to_have_expired(patch: Patch) -> None:
         return set(owners)
 
     patch.setattr(indexes, "expired", wrong)
+
+
+def former_values_are_those_of_an_older_participant(patch: Patch) -> None:
+    """Others have committed another value before the attempt has locked the cell."""
+    correct = Attempt._former
+
+    @in_place_of(patch, Attempt, "_former")
+    async def wrong(
+        self: Attempt, cells: Sequence[CellAddress], deadline: float
+    ) -> dict[CellAddress, bytes | None]:
+        newest, self._current = self._current, self.participants[0]
+        try:
+            return await correct(self, cells, deadline)
+        finally:
+            self._current = newest
 
 
 INDEX_BUGS = (

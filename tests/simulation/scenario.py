@@ -37,8 +37,12 @@ _INDEXES_SHARE = 0.5
 """The share of the seeds that drew `successors` and run `indexes`: both change schemas."""
 _EXPIRING_INDEXES_SHARE = 0.4
 """The share of the seeds that drew `indexes` and run `expiring indexes`."""
-_ONLY_ON_TABLETS = {"expiring", "expiring indexes", "feeds", "indexes"}
+_INDEXED_JOBS_SHARE = 0.3
+"""The share of the seeds that drew `jobs` and run `indexed jobs`."""
+_ONLY_ON_TABLETS = {"expiring", "expiring indexes", "feeds", "indexed jobs", "indexes"}
 """Workloads that use what a row store does not have yet."""
+_ON_REAL_MASTERS = {"expiring indexes", "indexed jobs", "indexes", "successors"}
+"""Workloads that change schemas in a way that the stand-in for the master does not."""
 _ROWS_SHARE = 0.5
 """The share of the other workloads' seeds that run on a row store: a third of all seeds."""
 _ROWS_MASTER_SHARE = 0.4
@@ -188,6 +192,8 @@ def scenario_of(
     if drawn == "successors" and Random(f"indexes {seed}").random() < _INDEXES_SHARE:
         share = Random(f"expiring indexes {seed}").random()
         drawn = "expiring indexes" if share < _EXPIRING_INDEXES_SHARE else "indexes"
+    if drawn == "jobs" and Random(f"indexed jobs {seed}").random() < _INDEXED_JOBS_SHARE:
+        drawn = "indexed jobs"
     master = chance.random() < _MASTER_SHARE
     disruptions = sorted(
         (_any_disruption(chance) for _ in range(chance.randint(0, _DISRUPTIONS_MAX))),
@@ -232,7 +238,7 @@ def scenario_of(
 
 def needs_master(scenario: Scenario) -> bool:
     """The stand-in does not drop tables and, on tablets, registers no observers."""
-    return scenario.workload in ("expiring indexes", "indexes", "successors") or (
+    return scenario.workload in _ON_REAL_MASTERS or (
         scenario.workload == "newcomers" and not scenario.on_rows
     )
 

@@ -9,7 +9,17 @@ written again. The lock is a lock-only write, as of `tx.lock`. So nobody is noti
 the commit timestamp that it has, and change feeds do not mention it. Left out altogether, a cell
 would count as one that the job does not write, and an overwriting driver would delete it.
 
+A cell of an index (protocol/indexes.py) gets its entries in a second step: the cell is locked, and
+then what it held is read, past the attempt's own locks. Nobody else changes it any more, so the
+entry that goes and the one that comes are certain. They are locked under the attempt's own
+participants, so they share the fate of the cell, however often a task is run. Only indexes of one
+column are kept, which are not unique: of all other ones, an entry is not the business of one cell.
+
 Rules, each with the failure that it prevents:
+- What an indexed cell held is read at the newest participant's start. At that of an older one, a
+  value would be missed that others have committed before the cell was locked, and its entry stay.
+- An attempt that has locked cells of a table under other indexes than the table has now fails: an
+  index that came in between would lack their entries, or have those of values that go.
 - A lock of another participant of the same transaction is not taken for our own: the write would be
   lost when the other attempt is not chosen.
 - After an error, the attempt cannot finish: an unanswered message may lock a cell later on.
@@ -39,6 +49,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 
+from percolator.codecs.indexes import IndexDefinition
 from percolator.errors import (
     CellAddress,
     ConflictError,
@@ -65,6 +76,7 @@ from percolator.protocol.cleanup import Cleanup, learn_outcome
 from percolator.protocol.commit import portions
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import ROLLED_BACK, Announcing, Environment, Statistics
+from percolator.protocol.indexes import changed_entries
 from percolator.protocol.read import read_rows
 from percolator.protocol.shared.participant import (
     Job,
@@ -76,6 +88,7 @@ from percolator.protocol.shared.participant import (
     roll_back,
 )
 from percolator.protocol.write_set import Prewrite, Write
+from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import APPLIED, Answer, CellMutation, Groups, Refused, RowRequest
 from percolator.v1.tabletserver_pb2 import RowRead
 
@@ -116,6 +129,7 @@ class Attempt:
         generation: int,
         *,
         replace_after_seconds: float,
+        row_bytes_max: int,
         chosen: Set[int] = frozenset(),
         only_changes: bool = False,
     ) -> None:
@@ -130,6 +144,7 @@ class Attempt:
         self._task = task
         self._generation = generation
         self._replace_after_seconds = replace_after_seconds
+        self._row_bytes_max = row_bytes_max
         self._spared_since: dict[int, float] = {}
         """Since when finished attempts are in the way, by their first start timestamps."""
         self._chosen = chosen
@@ -141,6 +156,8 @@ class Attempt:
         """The beginning of its locks, by the kind of write: all but the value."""
         self.announced: dict[int, Observed] = {}
         """By table, the observers to which all of its cells were announced."""
+        self._indexes: dict[int, tuple[IndexDefinition, ...]] = {}
+        """By table, the indexes under which its cells were locked."""
         self._has_failed = False
         self._is_over = False
         self.tables: set[int] = set()
@@ -163,34 +180,49 @@ class Attempt:
         self._require_going_on()
         try:
             locked = await self._lock(writes, deadline)
+            entries = await self._entries(locked, deadline)
+            await self._lock_all(entries, entries, 0, deadline)
         except BaseException:
             self._has_failed = True
             raise
         self.cells += len(locked)
-        self.tables.update({cell.table_id for cell in locked})
+        self.tables.update({cell.table_id for cell in (*locked, *entries)})
         self.kept += sum(write is KEPT for write in locked.values())
 
     async def _lock(
         self, given: Mapping[CellAddress, Write], deadline: float
     ) -> Mapping[CellAddress, Write]:
         """Returns what was locked: the writes, or that cells are kept."""
+        writes, read_at = dict(given), 0
+        if self._only_changes:
+            read_at = (await self._participant(deadline)).start
+            writes = await with_kept_cells(self._env, self._cleanup, given, read_at, deadline)
+        return await self._lock_all(given, writes, read_at, deadline)
+
+    async def _lock_all(
+        self,
+        given: Mapping[CellAddress, Write],
+        writes: dict[CellAddress, Write],
+        read_at: int,
+        deadline: float,
+    ) -> Mapping[CellAddress, Write]:
+        """Locks the cells for `writes`, in which some that were `given` are kept, as they were at
+        `read_at`. Returns what was locked."""
+        if not writes:
+            return writes
         env = self._env
         pending: Sequence[CellAddress] = sorted(given)
         backoff = env.backoff()
         began = env.now()
         allowed = deadline - began
-        writes, read_at = dict(given), 0
-        if self._only_changes:
-            read_at = (await self._participant(deadline)).start
-            writes = await with_kept_cells(env, self._cleanup, given, read_at, deadline)
         while True:
             participant = await self._participant(deadline)
             result = _Round()
-            versions = await self._schema_versions({cell.table_id for cell in pending}, deadline)
+            schemas = await self._schemas({cell.table_id for cell in pending}, deadline)
             for cells in portions(pending):
                 steps_ = [
                     self._prewrite(participant, cell, writes[cell], read_at)._replace(
-                        schema_version=versions[cell.table_id]
+                        schema_version=schemas[cell.table_id].version
                     )
                     for cell in cells
                 ]
@@ -203,6 +235,8 @@ class Attempt:
                     result.left.clear()
                 else:
                     result.locked[participant.start] += cells
+            for table_id in {cell.table_id for cells in result.locked.values() for cell in cells}:
+                self._indexes.setdefault(table_id, schemas[table_id].indexes)
             if env.announcing is not None:
                 await self._announce(env.announcing, result.locked, writes, deadline)
             for cell in result.changed:
@@ -225,20 +259,70 @@ class Attempt:
                     raise conflicts.locked(env, participant.start, result.met[0])
                 raise result.problem or ConflictError("no time was left to lock the cells")
 
-    async def _schema_versions(self, tables: Set[int], deadline: float) -> dict[int, int]:
-        """The version of each table's schema. Refuses a table with indexes: nothing here knows
-        what a row held before, so its entry would stay."""
-        versions: dict[int, int] = {}
+    async def _schemas(self, tables: Set[int], deadline: float) -> dict[int, TableSchema]:
+        """The schemas of the tables. Raises `SchemaError` for a table with an index that is not
+        kept here, and `ConflictError` if the indexes were changed since cells were locked."""
+        schemas: dict[int, TableSchema] = {}
         for table_id in tables:
-            schema = await self._env.schema(table_id, deadline)
-            if schema.indexes:
-                raise SchemaError(
-                    f"table {schema.codecs.table!r} has indexes, and shared transactions do not "
-                    "keep them yet: write it in transactions of their own",
-                    table_id=table_id,
+            schema = schemas[table_id] = await self._env.schema(table_id, deadline)
+            for index in schema.indexes:
+                if index.unique or len(index.columns) > 1 or self._env.announcing is not None:
+                    raise SchemaError(
+                        f"table {schema.codecs.table!r} has the index {index.name!r}, and shared "
+                        "transactions keep only indexes of one column that are not unique: write "
+                        "it in transactions of their own",
+                        table_id=table_id,
+                    )
+            if self._indexes.get(table_id, schema.indexes) != schema.indexes:
+                raise ConflictError(
+                    f"the indexes of {schema.codecs.table!r} were changed while task "
+                    f"{self._task!r} was writing",
+                    start_timestamp=self.start,
                 )
-            versions[table_id] = schema.version
-        return versions
+        return schemas
+
+    async def _entries(
+        self, locked: Mapping[CellAddress, Write], deadline: float
+    ) -> dict[CellAddress, Write]:
+        """The entries that go and come with these cells, which are locked."""
+        indexed = {
+            cell: [index for index in self._indexes[cell.table_id] if index.names == (cell.column,)]
+            for cell, write in locked.items()
+            if write is not KEPT
+        }
+        cells = [cell for cell, found in indexed.items() if found]
+        if not cells:
+            return {}
+        before = await self._former(cells, deadline)
+        entries: dict[CellAddress, Write] = {}
+        for cell in cells:
+            kind, value = locked[cell]
+            after = value if kind == KIND_PUT else None
+            for index in indexed[cell]:
+                entries |= changed_entries(
+                    self._env, index, cell, before.get(cell), after, self._row_bytes_max
+                )
+        return entries
+
+    async def _former(
+        self, cells: Sequence[CellAddress], deadline: float
+    ) -> dict[CellAddress, bytes | None]:
+        """What cells held before they were locked by this attempt."""
+        columns: dict[tuple[int, bytes], list[bytes]] = {}
+        for table_id, row, column in cells:
+            columns.setdefault((table_id, row), []).append(column)
+        read_at = (await self._participant(deadline)).start
+        own = [participant.start for participant in self.participants]
+        requests = [
+            RowRequest(table_id, RowRead(row=row, columns=names, timestamp=read_at, passing=own))
+            for (table_id, row), names in columns.items()
+        ]
+        answers = await read_rows(self._env, self._cleanup, requests, deadline, Statistics())
+        return {
+            CellAddress(table_id, row, column): cell.value
+            for (table_id, row), answer in zip(columns, answers, strict=True)
+            for column, cell in answer.found.items()
+        }
 
     async def _participant(self, deadline: float) -> Participant:
         """The participant under which to lock cells now; begins one if there is none."""

@@ -15,7 +15,7 @@ from tests.simulation.workloads.drops import (
     Successors,
 )
 from tests.simulation.workloads.indexes import ExpiringIndexed, Indexed
-from tests.simulation.workloads.jobs import Deciders, Jobs
+from tests.simulation.workloads.jobs import Deciders, IndexedJobs, Jobs
 from tests.simulation.workloads.loads import Arrivals, Feeds, Loaders, Loads
 from tests.simulation.workloads.observers import Chains, Inverted, Newcomers, Recipes
 from tests.simulation.workloads.transactions import (
@@ -95,6 +95,7 @@ UNDRAWN: dict[str, MakeWorkload] = {
     "deciders": Deciders,
     "drops": Drops,
     "expiring indexes": ExpiringIndexed,
+    "indexed jobs": IndexedJobs,
     "indexes": Indexed,
     "inverted": Inverted,
     "loaders": Loaders,

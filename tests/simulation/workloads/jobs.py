@@ -31,7 +31,7 @@ from percolator.errors import (
 from percolator.protocol.shared.attempt import KEPT
 from percolator.protocol.shared.participant import CLOSED
 from percolator.protocol.write_set import Write
-from percolator.schema import SHARED_NAME
+from percolator.schema import SHARED_NAME, Index
 from tests.isolation.history import RecordedTransaction
 from tests.simulation.sessions import Body, Cells, RecordedTx, Session
 from tests.simulation.workloads.workload import Workload
@@ -359,6 +359,42 @@ class Jobs(Workload):
                 await tx.set(row, self._value, value)
 
         return body
+
+
+_LOOKS = 0.15
+"""The share of steps that look up the index."""
+
+
+class IndexedJobs(Jobs):
+    """Jobs in a table with an index, which finds the rows that a scan finds."""
+
+    leaves_behind = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_value = Index(self.cells.table, "by value", (self._value,))
+
+    async def load(self, session: Session) -> None:
+        await session.database.create_index(self._by_value, timeout=30.0)
+
+    async def step(self, session: Session) -> None:
+        if session.random.random() >= _LOOKS:
+            await super().step(session)
+            return
+        session.skip()
+        try:
+            async with session.database.snapshot() as snapshot:
+                found = [row.raw() async for row in snapshot.find(self._by_value)]
+                scanned = [row.raw() async for row in snapshot.scan(self.cells.table)]
+        except PercolatorError as error:
+            session.expect(error)
+        else:
+            if found != sorted(scanned, key=lambda cells: cells[_COLUMN]):
+                session.broken(f"the index finds {found}, and the table has {scanned}")
+
+    async def rest(self, session: Session) -> None:
+        for problem in await session.database.check_index(self._by_value, timeout=30.0):
+            session.broken(f"the index of the jobs' table: {problem}")
 
 
 # Two drivers of one shared transaction, in different clients, which commit different parts of it.

@@ -1,0 +1,118 @@
+"""Indexes of tables that shared transactions write: each attempt locks the entries of its cells."""
+
+from __future__ import annotations
+
+import pytest
+
+from percolator import ConflictError, SchemaError, codecs
+from percolator.aio import Database
+from percolator.aio.replacing import rest_deleted
+from percolator.aio.shared import SharedTransaction
+from percolator.schema import Index
+from tests.unit.aio.shared_attempts import dies, receipt_of, set_value, share_of, values_of
+from tests.unit.connected import accounts, balance
+
+owner = accounts.column("owner", codecs.text)
+
+
+async def found(db: Database, value: int) -> list[str]:
+    async with db.snapshot() as snapshot:
+        return [row.key async for row in snapshot.find(balance, value)]
+
+
+async def test_entries_go_and_come_with_the_commit(db: Database, shared: SharedTransaction) -> None:
+    await db.create_index(balance)
+    for row, value in (("ann", 1), ("bob", 1), ("joe", 3)):
+        await set_value(db, row, value)
+    first = await receipt_of(db, shared.ticket, "1", ann=2, joe=3)
+    async with db.share(shared.ticket, task="2") as share:
+        await share.delete("bob", balance)
+        await share.set("zoe", balance, 1)
+        second = await share.finish()
+    assert (first.cells, second.cells) == (2, 2), "entries are not counted"
+    await shared.commit([first, second])
+    assert [await found(db, value) for value in (1, 2, 3)] == [["zoe"], ["ann"], ["joe"]]
+    assert await db.check_index(balance) == []
+
+
+async def test_what_others_commit_before_a_cell_is_locked_leaves_no_entry(
+    db: Database, shared: SharedTransaction
+) -> None:
+    await db.create_index(balance)
+    await set_value(db, "ann", 1)
+    share = await share_of(db, shared.ticket, "1", bob=5)
+    await set_value(db, "ann", 2)
+    await share.set("ann", balance, 3)
+    await shared.commit([await share.finish()])
+    assert len(share._attempt.participants) > 1
+    assert [await found(db, value) for value in (1, 2, 3)] == [[], [], ["ann"]]
+    assert await db.check_index(balance) == []
+
+
+async def test_entries_of_an_attempt_that_does_not_count_are_never_seen(
+    db: Database, shared: SharedTransaction
+) -> None:
+    await db.create_index(balance)
+    await set_value(db, "ann", 1)
+    dies(await share_of(db, shared.ticket, "1", ann=2, bob=2))
+    await receipt_of(db, shared.ticket, "2", joe=2)
+    counted = [
+        await receipt_of(db, shared.ticket, "1", ann=3),
+        await receipt_of(db, shared.ticket, "2", zoe=3),
+    ]
+    await shared.commit(counted)
+    assert await values_of(db) == {"ann": 3, "zoe": 3}
+    assert [await found(db, value) for value in (1, 2, 3)] == [[], [], ["ann", "zoe"]]
+    assert await db.check_index(balance) == []
+
+
+async def test_a_table_that_is_overwritten_keeps_the_entries_of_what_was_written(
+    db: Database, shared: SharedTransaction
+) -> None:
+    await db.create_index(balance)
+    for row, value in (("ann", 1), ("bob", 1), ("joe", 1)):
+        await set_value(db, row, value)
+    written = await receipt_of(db, shared.ticket, "1", ann=2, bob=1)
+    rest = await rest_deleted(
+        db.internal, shared.ticket, [written], db.snapshot(), accounts, task="rest", timeout=3.0
+    )
+    await shared.commit([written, rest])
+    assert await values_of(db) == {"ann": 2, "bob": 1}
+    assert [await found(db, value) for value in (1, 2)] == [["bob"], ["ann"]]
+    assert await db.check_index(balance) == []
+
+
+async def test_an_index_that_comes_while_a_task_writes_fails_its_attempt(
+    db: Database, shared: SharedTransaction
+) -> None:
+    share = await share_of(db, shared.ticket, "1", ann=1)
+    engine = db.internal.engine
+    index = Index(accounts, "balance", (balance,))
+    await engine.catalog.change_indexes(
+        accounts.name, add=[index.definition()], deadline=engine.now() + 10
+    )
+    await share.set("bob", balance, 1)
+    with pytest.raises(ConflictError, match="the indexes of 'accounts' were changed while task"):
+        await share.finish()
+    await share.abandon()
+    await shared.commit([await receipt_of(db, shared.ticket, "1", ann=2)])
+    await db.create_index(balance)
+    assert await found(db, 2) == ["ann"]
+    assert await db.check_index(balance) == []
+
+
+@pytest.mark.parametrize(
+    "index",
+    [Index(accounts, "it", (balance,), unique=True), Index(accounts, "it", (balance, owner))],
+    ids=["unique", "of two columns"],
+)
+async def test_an_index_of_which_an_entry_is_not_the_business_of_one_cell_is_refused(
+    db: Database, shared: SharedTransaction, index: Index[str]
+) -> None:
+    await db.create_index(index)
+    share = db.share(shared.ticket, task="1")
+    await share.begin()
+    share.set("ann", balance, 1)
+    with pytest.raises(SchemaError, match="has the index 'it', and shared transactions keep only"):
+        await share.finish()
+    await share.abandon()
