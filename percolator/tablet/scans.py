@@ -44,7 +44,7 @@ from percolator.tablet.cells import (
     split_component,
 )
 from percolator.tablet.opening import fill_index
-from percolator.tablet.sieve import Sieve, entries_from, row_prefix, rows_around
+from percolator.tablet.sieve import Sieve, add_entries, row_prefix, rows_around
 from percolator.tablet.state import (
     TabletState,
     closed,
@@ -242,27 +242,28 @@ class ScanPage:
         What was committed after the page's view was made is looked at, too, and is in none of its
         rows: it is above the timestamp, or there would be a lock in the way.
         """
-        limits = self._state.limits
+        limits, iterate = self._state.limits, self._state.storage.iterate
+        stream, keys, values = iterate(first, stop), list[bytes](), list[bytes]()
         while True:
-            keys, values = entries_from(self._state.storage, first, stop, limits.slice_entries)
+            has_more = add_entries(stream, limits.slice_entries, keys, values)
             if not keys:
                 return None
-            # The last row may not be complete.
             last, whole = row_prefix(keys[-1]), len(keys)
-            while whole and keys[whole - 1].startswith(last):
-                whole -= 1
+            while has_more and whole and keys[whole - 1].startswith(last):
+                whole -= 1  # the rest of its row may come next
             self._sifted += whole or len(keys)
             if whole:
-                del keys[whole:], values[whole:]
-                places = sieve.may_match(keys, values)
-                if len(places) * SIFTED_MIN > len(keys):
-                    return first
-                if not await self._read_rows_of(keys, values, places):
+                found = sieve.may_match(keys[:whole], values[:whole])
+                if len(found) * SIFTED_MIN > whole:
+                    return row_prefix(keys[0])
+                if not await self._read_rows_of(keys[:whole], values[:whole], found):
                     return None
-                first = last
+                del keys[:whole], values[:whole]
             elif await self._read_row(last):
-                first = after_component(last)
+                stream, keys, values = iterate(after_component(last), stop), [], []
             else:
+                return None
+            if not has_more:
                 return None
             if self._sifted >= limits.page_entries_max:
                 row, _ = split_component(last, 1)

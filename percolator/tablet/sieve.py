@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain, compress, islice
 from operator import itemgetter
-from typing import Any
 
 from percolator.conditions import Predicate, necessary
 from percolator.errors import SchemaError
@@ -23,7 +22,6 @@ from percolator.formats.records import (
 from percolator.tablet.cells import TIMESTAMP_BYTES, ColumnEncoder, split_component
 from percolator.tablet.visible_cells import RUN_VALUE_BYTES_MAX
 from percolator.v1.cells_pb2 import RowFilter
-from percolator.world import Storage
 
 _kind_of = itemgetter(WRITE_KIND_OFFSET)
 _PUT = bytes([KIND_PUT])
@@ -32,18 +30,18 @@ _ALWAYS_READABLE = ("", "raw")
 _LOOKED_INTO = frozenset((KIND_PUT, KIND_DELETE, KIND_LOCK_ONLY))
 
 
-def entries_from(
-    storage: Storage[Any], first: bytes, stop: bytes, entries: int
-) -> tuple[list[bytes], list[bytes]]:
-    """Keys and values of the next entries. A large value ends them: a thousand may be gigabytes."""
-    keys: list[bytes] = []
-    values: list[bytes] = []
-    for key, value in islice(storage.iterate(first, stop), entries):
+def add_entries(
+    stream: Iterator[tuple[bytes, bytes]], entries: int, keys: list[bytes], values: list[bytes]
+) -> bool:
+    """Adds the next ones, so many at most. A large value is the last of them: a thousand may be
+    gigabytes. Returns False at the end."""
+    before = len(keys)
+    for key, value in islice(stream, entries):
         keys.append(key)
         values.append(value)
         if len(value) > RUN_VALUE_BYTES_MAX:
             break
-    return keys, values
+    return len(keys) > before
 
 
 class Sieve:
