@@ -544,7 +544,7 @@ class PointReads:
 
 
 def statistics(state: TabletState, queue_bytes: int) -> pb.TabletStatistics:
-    counters = state.counters
+    counters, turns = state.counters, state.turns
     return pb.TabletStatistics(
         cells=max(0, counters.cells - counters.foreign_cells),
         bytes=max(0, counters.bytes - counters.foreign_bytes),
@@ -561,6 +561,11 @@ def statistics(state: TabletState, queue_bytes: int) -> pb.TabletStatistics:
         queue_bytes=queue_bytes,
         notifications_written=counters.notifications_written,
         locks_written=counters.locks_written,
+        turn_cells=len(turns.queues),
+        turns_waiting=turns.waiting,
+        turns_granted=turns.granted,
+        turns_given_up=turns.given_up,
+        turns_timed_out=turns.timed_out,
     )
 
 

@@ -106,6 +106,11 @@ class Turns:
         self.waiting = 0
         """The number of transactions that wait for their turn."""
         self._numbers = 0
+        self.granted = 0
+        self.given_up = 0
+        """Places that were given up before their turn came."""
+        self.timed_out = 0
+        """Turns that have lasted for as long as they may."""
 
     def join(self, cell: bytes, place: int, start: int, hold_seconds: float) -> Place:
         """The turn that belongs to this place, or will. Call `leave` if it is not awaited to the
@@ -166,6 +171,7 @@ class Turns:
         else:
             del queue.waiting[place]
             self.waiting -= 1
+            self.given_up += 1
             turn.came.cancel()
 
     # ------------------------------------------------------------------ commits
@@ -198,9 +204,14 @@ class Turns:
     def _begin(self, cell: bytes, queue: Queue, start: int) -> None:
         turn = queue.turn
         loop = asyncio.get_running_loop()
-        queue.timer = loop.call_later(turn.hold_seconds, self._next, cell, queue)
+        queue.timer = loop.call_later(turn.hold_seconds, self._time_out, cell, queue)
         queue.set_aside = (0, 0, 0)
+        self.granted += 1
         turn.begin(start)
+
+    def _time_out(self, cell: bytes, queue: Queue) -> None:
+        self.timed_out += 1
+        self._next(cell, queue)
 
     def _next(self, cell: bytes, queue: Queue) -> None:
         if queue.timer is not None:

@@ -713,7 +713,7 @@ class LookForChangesResponse(_message.Message):
     def __init__(self, looks: _Optional[_Iterable[_Union[ChangesLookResult, _Mapping]]] = ...) -> None: ...
 
 class TabletStatistics(_message.Message):
-    __slots__ = ("cells", "bytes", "locks", "notifications", "mutations_applied", "mutations_refused", "reads", "rows_scanned", "versions_skipped", "batches_synced", "mutations_per_second", "reads_per_second", "queue_bytes", "notifications_written", "locks_written")
+    __slots__ = ("cells", "bytes", "locks", "notifications", "mutations_applied", "mutations_refused", "reads", "rows_scanned", "versions_skipped", "batches_synced", "mutations_per_second", "reads_per_second", "queue_bytes", "notifications_written", "locks_written", "turn_cells", "turns_waiting", "turns_granted", "turns_given_up", "turns_timed_out")
     CELLS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     LOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -729,6 +729,11 @@ class TabletStatistics(_message.Message):
     QUEUE_BYTES_FIELD_NUMBER: _ClassVar[int]
     NOTIFICATIONS_WRITTEN_FIELD_NUMBER: _ClassVar[int]
     LOCKS_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    TURN_CELLS_FIELD_NUMBER: _ClassVar[int]
+    TURNS_WAITING_FIELD_NUMBER: _ClassVar[int]
+    TURNS_GRANTED_FIELD_NUMBER: _ClassVar[int]
+    TURNS_GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    TURNS_TIMED_OUT_FIELD_NUMBER: _ClassVar[int]
     cells: int
     bytes: int
     locks: int
@@ -744,7 +749,12 @@ class TabletStatistics(_message.Message):
     queue_bytes: int
     notifications_written: int
     locks_written: int
-    def __init__(self, cells: _Optional[int] = ..., bytes: _Optional[int] = ..., locks: _Optional[int] = ..., notifications: _Optional[int] = ..., mutations_applied: _Optional[int] = ..., mutations_refused: _Optional[int] = ..., reads: _Optional[int] = ..., rows_scanned: _Optional[int] = ..., versions_skipped: _Optional[int] = ..., batches_synced: _Optional[int] = ..., mutations_per_second: _Optional[float] = ..., reads_per_second: _Optional[float] = ..., queue_bytes: _Optional[int] = ..., notifications_written: _Optional[int] = ..., locks_written: _Optional[int] = ...) -> None: ...
+    turn_cells: int
+    turns_waiting: int
+    turns_granted: int
+    turns_given_up: int
+    turns_timed_out: int
+    def __init__(self, cells: _Optional[int] = ..., bytes: _Optional[int] = ..., locks: _Optional[int] = ..., notifications: _Optional[int] = ..., mutations_applied: _Optional[int] = ..., mutations_refused: _Optional[int] = ..., reads: _Optional[int] = ..., rows_scanned: _Optional[int] = ..., versions_skipped: _Optional[int] = ..., batches_synced: _Optional[int] = ..., mutations_per_second: _Optional[float] = ..., reads_per_second: _Optional[float] = ..., queue_bytes: _Optional[int] = ..., notifications_written: _Optional[int] = ..., locks_written: _Optional[int] = ..., turn_cells: _Optional[int] = ..., turns_waiting: _Optional[int] = ..., turns_granted: _Optional[int] = ..., turns_given_up: _Optional[int] = ..., turns_timed_out: _Optional[int] = ...) -> None: ...
 
 class TabletDescription(_message.Message):
     __slots__ = ("table_id", "tablet_id", "epoch", "schema_version", "range", "statistics", "error")

@@ -29,6 +29,31 @@ _PER_TABLET: list[
     (GaugeMetricFamily, "notifications", "Live notifications.", lambda s: s.notifications),
     (GaugeMetricFamily, "queue_bytes", "Mutations waiting.", lambda s: s.queue_bytes),
     (
+        GaugeMetricFamily,
+        "turn_cells",
+        "Cells with a queue of transactions.",
+        lambda s: s.turn_cells,
+    ),
+    (
+        GaugeMetricFamily,
+        "turns_waiting",
+        "Transactions that wait for their turn at a cell.",
+        lambda s: s.turns_waiting,
+    ),
+    (CounterMetricFamily, "turns_granted", "Turns that came.", lambda s: s.turns_granted),
+    (
+        CounterMetricFamily,
+        "turns_given_up",
+        "Places in queues lost or given up before the turn came.",
+        lambda s: s.turns_given_up,
+    ),
+    (
+        CounterMetricFamily,
+        "turns_timed_out",
+        "Turns that lasted for as long as they may.",
+        lambda s: s.turns_timed_out,
+    ),
+    (
         CounterMetricFamily,
         "mutations_applied",
         "Mutations made durable.",

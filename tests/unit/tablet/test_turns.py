@@ -211,6 +211,20 @@ async def test_nothing_is_left_of_a_queue(rig: OneRoundRig) -> None:
     assert rig.tablet._state.turns.queues == {}
 
 
+async def test_queues_are_counted(rig: OneRoundRig) -> None:
+    await turn(rig, 1)
+    leaving = await waiting(rig, 2)
+    await waiting(rig, 3)
+    await turn(rig, 4, row=b"ann")
+    now = rig.tablet.statistics()
+    assert (now.turn_cells, now.turns_waiting, now.turns_granted) == (2, 2, 2)
+    leaving.cancel()
+    await asyncio.sleep(2.1 * HOLD_SECONDS)
+    then = rig.tablet.statistics()
+    assert (then.turn_cells, then.turns_waiting, then.turns_granted) == (0, 0, 3)
+    assert (then.turns_given_up, then.turns_timed_out) == (1, 3)
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
