@@ -10,7 +10,8 @@ attempt has lost to another client. Rules, each with the failure that it prevent
   before it begins. In the order of the program, two that take the same cells could wait for each
   other again and again.
 - One that has a turn waits only briefly for a turn at a cell that sorts before it: the
-  other one may wait for it. Then it gives way, and the next attempt goes by the order.
+  other one may wait for it. Then it gives way, and the next attempt goes by the order. If it is so,
+  and both cells are in one tablet, the tablet says at once that its turn does not come.
 - An attempt that loses in its turn was too slow: the next one may take twice as long. Otherwise, a
   slow function would never commit at a cell where fast ones are in the queue.
 """

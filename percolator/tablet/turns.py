@@ -20,6 +20,10 @@ Rules, each with the failure that it prevents:
 - Whoever asks again for a place that it has keeps it: an attempt that has to begin anew would wait
   behind all others, and messages may come twice.
 - One that no longer asks leaves the queue: nobody would begin when its turn comes.
+- Where transactions wait for each other at cells of the tablet, one of them loses its place: one
+  that has begun, and has its turn at a cell that sorts behind the one at which it waits. Its client
+  gives way (protocol/turns.py), as it would after a while, and nobody else could go on before. One
+  that has yet to begin waits in the order of the cells, and has ended the turns that are behind.
 - The number of those that wait, and of those whose turn it is, is limited: any client can ask for
   turns at cells that do not exist.
 """
@@ -34,6 +38,8 @@ from percolator.errors import Overloaded
 
 HOLD_SECONDS_MIN = 0.1
 HOLD_SECONDS_MAX = 16.0
+_CHAIN_MAX = 16
+"""The most transactions that are looked at, each of which waits for the next."""
 
 
 class Place:
@@ -105,10 +111,12 @@ class Turns:
         """By cell. Empty nearly always: public for a look on the hottest paths."""
         self.waiting = 0
         """The number of transactions that wait for their turn."""
+        self._waits: dict[int, bytes] = {}
+        """By place: the cell at which it waits, or the last one of several."""
         self._numbers = 0
         self.granted = 0
         self.given_up = 0
-        """Places that were given up before their turn came."""
+        """Places that were lost or given up before their turn came."""
         self.timed_out = 0
         """Turns that have lasted for as long as they may."""
 
@@ -132,7 +140,25 @@ class Turns:
         if queue is None:
             self.queues[cell] = queue = Queue(turn)
             self._begin(cell, queue, 0)
+        elif turn is not queue.turn:
+            self._waits[place] = cell
+            self._end_deadlock(cell, place)
         return turn
+
+    def _end_deadlock(self, cell: bytes, place: int) -> None:
+        """Takes its place from one of those that wait for each other since `place` waits there."""
+        waiters, cells = [place], [cell]
+        while (turn := self.queues[cells[-1]].turn).place != place:
+            waits_at = self._waits.get(turn.place)
+            if waits_at is None or len(cells) == _CHAIN_MAX:
+                return
+            waiters.append(turn.place)
+            cells.append(waits_at)
+        # Each waits for the turn of the next: so each has its turn where the one before it waits.
+        for waiter, waits_at, has in zip(waiters, cells, cells[-1:] + cells, strict=False):
+            if waits_at < has and self.queues[waits_at].waiting[waiter].start:
+                self.end(waits_at, waiter)
+                return
 
     def _require_few(self, queue: Queue | None) -> None:
         number, what = len(self.queues), "have"
@@ -170,9 +196,14 @@ class Turns:
             self._next(cell, queue)
         else:
             del queue.waiting[place]
-            self.waiting -= 1
+            self._has_waited(cell, place)
             self.given_up += 1
             turn.came.cancel()
+
+    def _has_waited(self, cell: bytes, place: int) -> None:
+        self.waiting -= 1
+        if self._waits.get(place) == cell:
+            del self._waits[place]
 
     # ------------------------------------------------------------------ commits
 
@@ -221,13 +252,14 @@ class Turns:
             return
         committed, timestamp, too_late = queue.set_aside
         before, queue.turn = queue.turn, queue.waiting.popitem(last=False)[1]
-        self.waiting -= 1
+        self._has_waited(cell, queue.turn.place)
         is_usable = committed == before.start and queue.turn.number < too_late
         self._begin(cell, queue, timestamp if is_usable and not queue.turn.start else 0)
 
     def close(self) -> None:
         """Ends all queues: the tablet answers nothing any more."""
         queues, self.queues, self.waiting = self.queues, {}, 0
+        self._waits.clear()
         for queue in queues.values():
             if queue.timer is not None:
                 queue.timer.cancel()

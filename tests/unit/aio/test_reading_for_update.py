@@ -22,7 +22,7 @@ from percolator import (
 )
 from percolator.aio import Database, Transaction
 from percolator.aio.connecting import connect_to
-from percolator.protocol.turns import HOLD_SECONDS
+from percolator.protocol.turns import GIVE_WAY_SECONDS, HOLD_SECONDS
 from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.world import World
@@ -193,6 +193,16 @@ async def test_two_that_want_two_cells_in_different_orders_end_within_a_second(
     assert now() - began < 1.0
     assert increments.attempts <= 20
     assert await db.get("zoe", balance) == 10
+
+
+async def test_in_one_tablet_those_who_want_cells_in_different_orders_give_way_at_once(
+    db: Database, increments: Increments
+) -> None:
+    began = now()
+    both = ("bob", "joe"), ("joe", "bob")
+    await asyncio.gather(*(increments.run(db, number, both[number % 2]) for number in range(10)))
+    assert now() - began < GIVE_WAY_SECONDS
+    assert await db.get("joe", balance) == 10
 
 
 @pytest.mark.parametrize("limits", [Limits()])

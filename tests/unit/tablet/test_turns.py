@@ -211,6 +211,71 @@ async def test_nothing_is_left_of_a_queue(rig: OneRoundRig) -> None:
     assert rig.tablet._state.turns.queues == {}
 
 
+# Transactions that wait for each other. The cells of "ann", "bob" and "joe" are in this order.
+
+
+def end_at(rig: OneRoundRig, row: bytes, place: int) -> None:
+    rig.tablet.end_turn(pb.EndTurnRequest(target=TARGET, row=row, column=COLUMN, place=place))
+
+
+@pytest.mark.parametrize("last", [1, 2])
+async def test_of_two_that_wait_for_each_other_the_one_out_of_order_is_told_at_once(
+    rig: OneRoundRig, last: int
+) -> None:
+    long = {"hold_milliseconds": 10_000}
+    await turn(rig, 1, row=b"ann", start_timestamp=10, **long)
+    await turn(rig, 2, row=b"bob", start_timestamp=11, **long)
+    asked = {1: {"row": b"bob", "start_timestamp": 10}, 2: {"row": b"ann", "start_timestamp": 11}}
+    began = rig.clock.monotonic_seconds()
+    tasks = {place: await waiting(rig, place, **asked[place]) for place in (3 - last, last)}
+    assert not (await tasks[2]).in_turn
+    assert rig.clock.monotonic_seconds() - began < 0.01
+    assert not tasks[1].done()
+    end_at(rig, b"bob", 2)
+    assert (await tasks[1]).in_turn
+
+
+async def test_of_three_that_wait_in_a_circle_one_is_told(rig: OneRoundRig) -> None:
+    rows = (b"ann", b"bob", b"joe")
+    for place, row in enumerate(rows):
+        await turn(rig, place + 1, row=row, start_timestamp=10 + place, hold_milliseconds=10_000)
+    tasks = [
+        await waiting(rig, place + 1, row=rows[(place + 1) % 3], start_timestamp=10 + place)
+        for place in (2, 0, 1)
+    ]
+    assert not (await tasks[0]).in_turn  # has "joe", and waits for "ann"
+    assert [task.done() for task in tasks[1:]] == [False, False]
+    end_at(rig, b"joe", 3)
+    assert (await tasks[2]).in_turn
+    end_at(rig, b"bob", 2)
+    assert (await tasks[1]).in_turn
+
+
+async def test_one_that_has_yet_to_begin_is_about_to_end_its_turns_and_waits(
+    rig: OneRoundRig,
+) -> None:
+    await turn(rig, 1, row=b"ann", hold_milliseconds=10_000)
+    await turn(rig, 2, row=b"bob", hold_milliseconds=10_000)
+    tasks = [await waiting(rig, 1, row=b"bob"), await waiting(rig, 2, row=b"ann")]
+    assert [task.done() for task in tasks] == [False, False]
+    end_at(rig, b"bob", 2)
+    assert (await tasks[0]).in_turn
+    end_at(rig, b"ann", 1)
+    assert (await tasks[1]).in_turn
+
+
+async def test_one_that_waits_for_others_who_wait_for_nobody_is_not_told(rig: OneRoundRig) -> None:
+    await turn(rig, 1, row=b"ann", start_timestamp=10, hold_milliseconds=10_000)
+    await turn(rig, 2, row=b"bob", start_timestamp=11, hold_milliseconds=10_000)
+    waits = await waiting(rig, 2, row=b"ann", start_timestamp=11)
+    assert not waits.done()
+    left = await waiting(rig, 1, row=b"joe", start_timestamp=10)
+    assert (await left).in_turn
+    assert not waits.done()
+    end_at(rig, b"ann", 1)
+    assert (await waits).in_turn
+
+
 async def test_queues_are_counted(rig: OneRoundRig) -> None:
     await turn(rig, 1)
     leaving = await waiting(rig, 2)
