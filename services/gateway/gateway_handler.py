@@ -15,6 +15,7 @@ from percolator.errors import (
     InvalidArgument,
     Retry,
     SnapshotTooOld,
+    UniqueViolation,
 )
 from percolator.protocol.change_reader import IDLE_SECONDS, ChangeReader
 from percolator.protocol.environment import ROLLED_BACK, Statistics
@@ -227,6 +228,15 @@ class GatewayHandler:
         except SnapshotTooOld as error:
             error.message += "; the outcome of the transaction can no longer be determined"
             raise
+        except UniqueViolation as error:
+            if caller_identity().rights is None:
+                raise
+            # The other row may be one that the token may not read.
+            raise UniqueViolation(
+                f"another row has the same values, and index {error.index!r} is unique",
+                index=error.index,
+                rows=error.rows[:1],
+            ) from None
         # A repeated commit sends mere notifications again, which is harmless.
         return pb.CommitResponse(commit_timestamp=commit if writes.primary is not None else 0)
 

@@ -285,6 +285,8 @@ class Attempt:
         self, locked: Mapping[CellAddress, Write], deadline: float
     ) -> dict[CellAddress, Write]:
         """The entries that go and come with these cells, which are locked."""
+        if not any(self._indexes.values()):
+            return {}
         indexed = {
             cell: [index for index in self._indexes[cell.table_id] if index.names == (cell.column,)]
             for cell, write in locked.items()

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from percolator.errors import NotReady, PermissionDenied
+from percolator import Table, codecs
+from percolator.errors import NotReady, PermissionDenied, UniqueViolation
 from percolator.services.chassis import rpc
 from percolator.services.chassis.access import Access, CallerIdentity, Grant
 from percolator.services.master.handlers import MasterHandler
@@ -137,6 +138,14 @@ async def test_a_commit_with_a_row_outside_of_them_writes_nothing(
         await one.commit(start, [write(b"eu/1", b"v"), write(b"us/1", kind=kind)])
     assert await one.read(b"eu/1", b"us/1") == [None, None]
     assert cluster.mutations == 0
+
+
+async def test_a_unique_value_does_not_show_rows_outside_of_them(one: Gateway) -> None:
+    await one.database.create_index(Table(TABLE).column(COLUMN, codecs.raw, unique=True))
+    await one.commit(await one.begin(), [write(b"us/1", b"v")])
+    with token(EUROPE), pytest.raises(UniqueViolation, match=r"^another row has") as caught:
+        await one.commit(await one.begin(), [write(b"eu/1", b"v")])
+    assert caught.value.rows == (b"eu/1",)
 
 
 async def test_a_token_that_may_only_write_reads_nothing(one: Gateway) -> None:
