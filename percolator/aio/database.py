@@ -279,8 +279,6 @@ class Database:
         options = TableOptions(change_feed=change_feed, ttls=column_ttls(table, ttl))
         if options.ttls:
             self._engine.require_ttls_possible()
-        if table.indexes:
-            self._engine.require_indexes_possible()
         if retention is not None:
             options.retention_milliseconds = retention_milliseconds(retention)
         try:
@@ -384,7 +382,6 @@ class Database:
             require_function(progress, "progress")
         declared = declared_index(index)
         require_no_internal_name(declared.table.name)
-        self._engine.require_indexes_possible()
         info = await self._engine.catalog.change_indexes(
             declared.table.name, add=[declared.definition()], deadline=deadline
         )
@@ -401,7 +398,6 @@ class Database:
         require_table(table)
         require_no_internal_name(table.name)
         require_text(name, "name")
-        self._engine.require_indexes_possible()
         catalog = self._engine.catalog
         await catalog.describe(table.name, deadline)
         info = await catalog.table(table.name, deadline)

@@ -313,14 +313,6 @@ class Engine:
                 "(docs/bigtable.md): create the table without ttl"
             )
 
-    def require_indexes_possible(self) -> None:
-        """Raises `UsageError` where no tablet refuses a commit that leaves an index out."""
-        if self._rows is not None:
-            raise UsageError(
-                "the cells of this database are in a row store, in which tables have no indexes "
-                "(docs/bigtable.md)"
-            )
-
     async def _find(self, table_id: int, row: bytes) -> Sequence[TabletLocation]:
         return await self.catalog.find(table_id, row)
 

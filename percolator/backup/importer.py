@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from percolator.aio.bulk_load import BulkLoad, LoadComplete, LoadPlan, LoadTimestamps, NotEmpty
 from percolator.aio.database import Database
+from percolator.aio.index_build import IndexBuild
 from percolator.aio.row_load import RowLoad, finish_together
 from percolator.backup import export_files, part_files
 from percolator.backup.export_files import DamagedExport, Export, ExportedTable, ExportPart
@@ -153,7 +154,6 @@ class _Importer:
         touched: list[_Load] = []
         try:
             for one in self._loads:
-                self._require_no_indexes_on_rows(one.table)
                 await self._require_observers(one.table)
             for one in self._loads:
                 with _naming(one):
@@ -186,14 +186,6 @@ class _Importer:
                 "builds their indexes"
             )
             raise
-
-    def _require_no_indexes_on_rows(self, table: ExportedTable) -> None:
-        if table.indexes and self._database.internal.engine.is_on_rows:
-            raise InvalidArgument(
-                "tables",
-                f"{table.name!r} cannot be made as it was exported: indexes: tables in a row store "
-                "have none",
-            )
 
     async def _require_observers(self, table: ExportedTable) -> None:
         """They are registered at the end: refused only then, they would be missing from a table
@@ -326,7 +318,20 @@ class _Importer:
         for one in self._loads:  # also those that an earlier run has opened
             if isinstance(one.load, BulkLoad):
                 await one.load.build_indexes()
+            else:
+                await self._create_indexes(one.table)
         self._remove_log(self._loads)
+
+    async def _create_indexes(self, table: ExportedTable) -> None:
+        """Adds the indexes to a table of a row store, which is loaded without them."""
+        wanted, database = indexes_of(table), self._database
+        if not wanted:
+            return
+        engine = database.internal.engine
+        deadline = engine.now() + _CALL_SECONDS
+        info = await engine.catalog.change_indexes(table.name, wanted, deadline=deadline)
+        for one in info.schema.indexes:
+            await IndexBuild(database, engine, info.table_id, one, _CALL_SECONDS).build()
 
 
 @contextmanager

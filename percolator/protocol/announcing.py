@@ -14,7 +14,8 @@ Rules, each with the failure that it prevents:
 - If the catalogue's epoch, which comes with the commit timestamp, is higher than when a schema was
   asked for, it is asked for again, and observers that were registered meanwhile get their intents
   before the commit point. A registration at R raises the epoch, so every commit above R notifies
-  its observer; those at or below R, a backfill finds, which reads above R.
+  its observer; those at or below R, a backfill finds, which reads above R. The schemas that are
+  asked for then also show whether the commit has the entries of all indexes (indexes.py).
 """
 
 from __future__ import annotations

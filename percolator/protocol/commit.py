@@ -522,6 +522,14 @@ class Commit:
     def _note_touched(self, cells: Sequence[CellAddress]) -> None:
         self._touched = [*self._touched, *cells] if self._touched else cells
 
+    async def _renew_announcement(self, announcement: Announcement, deadline: float) -> None:
+        try:
+            await announcement.renew(deadline)
+        except SchemaError:
+            write = self._write
+            await require_current_indexes(self._env, write.indexes, write.start, deadline)
+            raise
+
     async def commit_primary(self, deadline: float) -> int:
         """Replaces the primary's lock with its commit record, which decides the transaction.
 
@@ -539,7 +547,7 @@ class Commit:
                 self.sent = Sent.NOTHING
                 await self.take_commit_timestamp(deadline)
                 if self._announcement is not None:
-                    await self._announcement.renew(deadline)
+                    await self._renew_announcement(self._announcement, deadline)
             # A heartbeat may learn of a push while we wait below. The commit must be sent for the
             # lock that its timestamp was compared with, and for no other.
             min_commit, commit_ts = lock.min_commit, lock.commit_ts

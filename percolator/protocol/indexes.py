@@ -14,6 +14,10 @@ Rules, each with the failure that it prevents:
 - A lock is set under a version of the schema, and a tablet that knows a newer one refuses it
   (write_set.py). A lock that was set before could still be committed without its entries: who
   builds an index waits until all of them are gone, and reads after that.
+- A row store refuses no lock. There, a commit looks at the catalogue's epoch, which comes with its
+  timestamp and is raised with each change of indexes, and is run again if they are not as they were
+  (announcing.py). If the timestamp is older than the change, all locks of the commit were there
+  before it, and are waited for, too.
 - Such locks are waited out, and never pushed: a pushed transaction commits above the snapshot from
   which the index is built.
 - What holds for readers stands in the table of entries, as a cell (`STATE`): they find it in their

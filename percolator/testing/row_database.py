@@ -6,7 +6,7 @@ All else of the cluster is in this process, as in `local_database.py`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from percolator import aio
 from percolator.aio.connecting import connect_to
@@ -56,6 +56,13 @@ class ClusterOverRows(ClusterInMemory):
         self.raise_epoch()
         return response
 
+    async def change_indexes(
+        self, request: master_pb2.ChangeIndexesRequest
+    ) -> master_pb2.ChangeIndexesResponse:
+        response = await super().change_indexes(request)
+        self.raise_epoch()
+        return response
+
     async def delete_table(
         self, request: master_pb2.DeleteTableRequest
     ) -> master_pb2.DeleteTableResponse:
@@ -73,11 +80,11 @@ class ClusterOverRows(ClusterInMemory):
         if not self._has_intents:
             await create_table(self._network, self._place, INTENTS_TABLE, _TABLE_SECONDS)
             self._has_intents = True
-        response = await super().create_table(request)
-        if response.created:
-            table_id = response.table.table_id
-            await create_table(self._network, self._place, table_id, _TABLE_SECONDS)
-        return response
+        return await super().create_table(request)
+
+    async def _add_table(self, table: master_pb2.Table, splits: Sequence[bytes] = ()) -> None:
+        await create_table(self._network, self._place, table.table_id, _TABLE_SECONDS)
+        await super()._add_table(table, splits)
 
 
 MODEL = Place("bigtable:1", "model-project", "model-instance")

@@ -311,11 +311,6 @@ class RowMasterHandler(TableHandler[Catalogue, RowTerm]):
     async def set_ttls(self, request: pb.SetTtlsRequest) -> pb.SetTtlsResponse:
         raise InvalidArgument("times to live", _NOT_YET)
 
-    async def _refuse_indexes(self, request: object) -> NoReturn:
-        raise InvalidArgument("indexes", f"tables in {self._store} have no indexes")
-
-    change_indexes = _refuse_indexes
-
     async def change_codecs(self, request: pb.ChangeCodecsRequest) -> pb.ChangeCodecsResponse:
         raise InvalidArgument("changes of declared codecs", _NOT_YET)
 

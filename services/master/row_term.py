@@ -247,8 +247,6 @@ class RowTables(TableChanges[Catalogue]):
             )
         if request.options.ttls:
             raise InvalidArgument("options.ttls", f"no value in {self._rows.name} expires")
-        if request.indexes:
-            raise InvalidArgument("indexes", f"tables in {self._rows.name} have no indexes")
 
     @asynccontextmanager
     async def _alone(self, deadline: float) -> AsyncIterator[None]:
@@ -264,23 +262,38 @@ class RowTables(TableChanges[Catalogue]):
         finally:
             self._creating.release()
 
+    async def change_indexes(self, request: pb.ChangeIndexesRequest, deadline: float) -> Table:
+        async with self._alone(deadline):
+            return await super().change_indexes(request, deadline)
+
     async def _until_registered(self, table: Table, deadline: float) -> None:
         await self._oracle_time.raise_epoch(deadline)
 
     async def _prepared(self, request: pb.CreateTableRequest, deadline: float) -> Creation:
         creation = await super()._prepared(request, deadline)
-        table_id = await self._store.change(
-            lambda current: (replace(current, next_id=current.next_id + 1), current.next_id)
-        )
-        await self._rows.create_table(table_id)
-        await self._rows.require_empty(table_id)
-        return creation._replace(table_id=table_id)
+        return await self._with_tables(creation, 1 + len(request.indexes))
+
+    async def _prepared_entries(self, count: int, deadline: float) -> Creation:
+        return await self._with_tables(await super()._prepared_entries(count, deadline), count)
+
+    async def _with_tables(self, creation: Creation, count: int) -> Creation:
+        """With so many new tables of the store."""
+
+        def decide(current: Catalogue) -> tuple[Catalogue, int]:
+            return replace(current, next_id=current.next_id + count), current.next_id
+
+        first = await self._store.change(decide)
+        table_ids = tuple(range(first, first + count))
+        for table_id in table_ids:
+            await self._rows.create_table(table_id)
+            await self._rows.require_empty(table_id)
+        return creation._replace(table_ids=table_ids)
 
     def _with_new_table(self, current: Catalogue, creation: Creation) -> tuple[Catalogue, Table]:
         request = creation.request
         require_not_loading(current, request.name)
         table = Table(
-            creation.table_id,
+            creation.table_ids[0],
             request.name,
             retention_milliseconds=request.options.retention_milliseconds,
             split_bytes=request.options.split_bytes,
@@ -350,6 +363,10 @@ class RowLoads(RowTables):
         """The table of this run. With `resume`, None if there is none."""
         self._require_valid(request.table)
         self._require_possible(request.table)
+        if request.table.indexes:
+            raise InvalidArgument(
+                "table.indexes", "a load fills a table without indexes: create them afterwards"
+            )
         _require_named(request.load, request.run)
         if request.resume:
             return _of_run(self._store.current, request)

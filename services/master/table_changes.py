@@ -77,8 +77,9 @@ class Creation(NamedTuple):
     created_at: int
     deletions: int
     """How many tables had been deleted when the timestamp was asked for; -1 without one."""
-    table_id: int = 0
-    """The id that it gets, if that is decided already."""
+    table_ids: tuple[int, ...] = ()
+    """The ids that it and the tables with the entries of its indexes get, if those are decided
+    already."""
 
 
 class TableChanges(ABC, Generic[MapT]):
@@ -164,6 +165,10 @@ class TableChanges(ABC, Generic[MapT]):
         """The timestamp that is needed before a table is created."""
         return await self._timestamped(request, deadline)
 
+    async def _prepared_entries(self, count: int, deadline: float) -> Creation:
+        """The timestamp that is needed before so many tables for entries are created."""
+        return await self._timestamped(pb.CreateTableRequest(), deadline)
+
     async def _timestamped(self, request: pb.CreateTableRequest, deadline: float) -> Creation:
         """With a new timestamp."""
         deletions = self._deletions
@@ -199,7 +204,8 @@ class TableChanges(ABC, Generic[MapT]):
         awaited = current.awaited.get(table.name, ())
         table = replace(table, created_by=request.request_id, observers=awaited)
         # It has no rows, so nothing is missing in its indexes.
-        return self._with_indexes(changed, table, indexes, creation, ready_at=table.created_at)
+        rest = creation._replace(table_ids=creation.table_ids[1:])
+        return self._with_indexes(changed, table, indexes, rest, ready_at=table.created_at)
 
     async def delete(self, request: pb.DeleteTableRequest, deadline: float) -> bool:
         """Returns when nothing of the table can be read or acknowledged any more. What is left of
@@ -376,35 +382,38 @@ class TableChanges(ABC, Generic[MapT]):
             added = changed_indexes(table_message(table), missing).added
             if not added:
                 return current, table
-            if creation.deletions != self._deletions or table.ttls != followed:
+            if creation.deletions != self._deletions or (added, table.ttls) != expected:
                 return current, None
             changed = replace(table, schema_version=table.schema_version + 1)
             changed_map, (made, _) = self._with_indexes(current, changed, added, creation)
             return changed_map, made
 
-        followed: tuple[tuple[bytes, int], ...] | None = None
+        expected: tuple[tuple[IndexDefinition, ...], tuple[tuple[bytes, int], ...]] | None = None
 
         async def prepared(request: pb.CreateTableRequest, deadline: float) -> Creation:
             # A tablet that has not heard of a longer time to live would say that a value is gone
             # which the build finds: the commit would leave out its entry.
-            nonlocal followed
+            nonlocal expected
             known = by_id(self._store.current, table.table_id)
             await self._until_current(known, deadline)
-            followed = known.ttls
-            return await self._timestamped(request, deadline)
+            missing = pb.ChangeIndexesRequest(add=request.indexes)
+            added = changed_indexes(table_message(known), missing).added
+            expected = added, known.ttls
+            return await self._prepared_entries(len(added), deadline)
 
         table, left = await self._store.change(remove)
         if left:
-            await self._until_current(table, deadline)
+            await self._until_registered(table, deadline)
             await self._store.change(partial(delete, left))
         if request.add:
             table = await self._decided(
                 partial(add, table.table_id),
                 prepared,
-                pb.CreateTableRequest(),
+                pb.CreateTableRequest(indexes=request.add),
                 deadline,
             )
         # Also if nothing changed: the call that made the change may have given up waiting.
+        await self._until_registered(table, deadline)
         await self._until_indexed(table, deadline)
         for name in (*(one.name for one in request.remove), *(one.name for one in request.add)):
             await self._until_out_of_use(entries_name(table.table_id, name), deadline)
@@ -421,7 +430,7 @@ class TableChanges(ABC, Generic[MapT]):
         """The map with this version of a table, which gets these indexes, and tables for their
         entries. Returns that version, and that there is a new one."""
         made: list[IndexDefinition] = []
-        for one in added:
+        for number, one in enumerate(added):
             request = pb.CreateTableRequest(
                 name=entries_name(table.table_id, one.name),
                 options=pb.TableOptions(
@@ -429,7 +438,10 @@ class TableChanges(ABC, Generic[MapT]):
                     ttls=entries_ttls(one, ttl_messages(table)),
                 ),
             )
-            current, entries = self._with_new_table(current, creation._replace(request=request))
+            ids = creation.table_ids[number:]
+            current, entries = self._with_new_table(
+                current, creation._replace(request=request, table_ids=ids)
+            )
             current = current.with_tables(replace(entries, index_of=table.table_id))
             made.append(replace(one, table_id=entries.table_id, ready_at=ready_at))
         table = replace(

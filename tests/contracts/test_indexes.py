@@ -1,10 +1,9 @@
-"""Secondary indexes, in every kind of `Database` on tablets."""
+"""Secondary indexes, in every kind of `Database`."""
 
 from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -23,9 +22,9 @@ from percolator import (
 )
 from percolator.aio.find import declared_index
 from percolator.protocol.indexes import DROPPED
-from tests.contracts.conftest import needs_tablets
+from tests.contracts.conftest import needs_backward_scans
 
-pytestmark = needs_tablets
+pytestmark = needs_backward_scans
 
 
 @dataclass
@@ -315,20 +314,6 @@ def test_an_index_whose_drop_was_interrupted_is_not_built_again(db: Database, ma
     assert db.create_index(made.city) == 0
 
 
-def test_entries_go_with_values_that_expire(db: Database) -> None:
-    table = Table(f"brief-{uuid.uuid4().hex}")
-    city = table.column("city", codecs.text, indexed=True)
-    token = table.column("token", codecs.text, unique=True)
-    db.create_table(table, ttl={city: timedelta(hours=1), token: timedelta(milliseconds=1)})
-    with db.transaction() as tx:
-        tx.set("ann", city, "Rome")
-        tx.set("ann", token, "5f3a")
-    assert (keys(db, city, "Rome"), keys(db, token, "5f3a")) == (["ann"], [])
-    with db.transaction() as tx:
-        tx.set("bob", token, "5f3a")
-    assert [db.check_index(one) for one in (city, token)] == [[], []]
-
-
 def test_what_an_index_cannot_do_is_refused(db: Database, made: People) -> None:
     place(db, made, "ann", "Rome")
     serializable = db.transaction(serializable=True)
@@ -347,9 +332,7 @@ def test_what_an_index_cannot_do_is_refused(db: Database, made: People) -> None:
         keys(db, made.age, "seven")
     with db.shared_transaction() as shared, db.share(shared.ticket, task="one") as share:
         share.set("bob", made.city, "Rome")
-        with pytest.raises(
-            SchemaError, match="has the index 'by place', and shared transactions keep"
-        ):
+        with pytest.raises(SchemaError, match=r"has .*index.* shared transactions .*keep"):
             share.finish()
     with pytest.raises(
         SchemaError, match=r"index 'by place': the entry has 70011 bytes, at most 4096 allowed"

@@ -121,6 +121,22 @@ def test_an_indexed_column_keeps_its_codec_and_its_time_to_live(
         db.set_ttl(city, None)
 
 
+def test_entries_go_with_values_that_expire(db: Database) -> None:
+    table = Table(f"brief-{uuid.uuid4().hex}")
+    city = table.column("city", codecs.text, indexed=True)
+    token = table.column("token", codecs.text, unique=True)
+    db.create_table(table, ttl={city: timedelta(hours=1), token: timedelta(milliseconds=1)})
+    with db.transaction() as tx:
+        tx.set("ann", city, "Rome")
+        tx.set("ann", token, "5f3a")
+    with db.snapshot() as snapshot:
+        assert [row.key for row in snapshot.find(city, "Rome")] == ["ann"]
+        assert [*snapshot.find(token, "5f3a")] == []
+    with db.transaction() as tx:
+        tx.set("bob", token, "5f3a")
+    assert [db.check_index(one) for one in (city, token)] == [[], []]
+
+
 def test_the_entries_of_an_index_are_not_changed_by_name(db: Database, indexed: Indexed) -> None:
     (entries, _) = entries_of(db, described(db, indexed.table))
     with pytest.raises(InvalidArgument, match="is internal"):

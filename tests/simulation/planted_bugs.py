@@ -326,6 +326,10 @@ BUGS = (
         for plant in index_bugs.EXPIRING_INDEX_BUGS
     ),
     *(
+        Bug(plant, workload="indexes", on_rows=True, with_master=True, is_quickly_caught=True)
+        for plant in index_bugs.ROW_INDEX_BUGS
+    ),
+    *(
         Bug(plant, workload="on duty", is_quickly_caught=True)
         for plant in protocol_bugs.SERIALIZABLE_BUGS
     ),

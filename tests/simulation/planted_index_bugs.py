@@ -10,10 +10,11 @@ import pytest
 from percolator.aio import find
 from percolator.aio.bulk_load import BulkLoad
 from percolator.errors import CellAddress
-from percolator.protocol import commit, indexes
+from percolator.protocol import announcing, commit, indexes
 from percolator.protocol.shared.attempt import Attempt
 from percolator.protocol.write_set import WriteSteps
 from percolator.routing.cells import ANY_SCHEMA, CellMutation
+from percolator.services.master.row_term import RowTables
 from tests.patching import in_place_of
 
 Patch = pytest.MonkeyPatch
@@ -26,6 +27,20 @@ def locks_are_set_under_any_schema(patch: Patch) -> None:
     @in_place_of(patch, WriteSteps, "prewrite_step")
     def wrong(self: WriteSteps, *arguments: Any) -> CellMutation:
         return correct(self, *arguments)._replace(schema_version=ANY_SCHEMA)
+
+
+def schemas_are_as_young_as_any_epoch(patch: Patch) -> None:
+    """As `locks_are_set_under_any_schema`, where a row store has the cells."""
+    patch.setattr(announcing, "is_current", lambda env, table_id: True)
+
+
+def the_epoch_is_not_raised_for_indexes(patch: Patch) -> None:
+    """In a row store, nobody else tells a commit of an index."""
+
+    async def wrong(*_: object) -> None:
+        return
+
+    patch.setattr(RowTables, "_until_registered", wrong)
 
 
 def a_commit_goes_on_under_another_schema(patch: Patch) -> None:
@@ -120,3 +135,9 @@ EXPIRING_INDEX_BUGS = (
     others_are_taken_to_have_expired,
 )
 """All of them are caught in seconds."""
+
+ROW_INDEX_BUGS = (
+    schemas_are_as_young_as_any_epoch,
+    the_epoch_is_not_raised_for_indexes,
+)
+"""In a row store. Both are caught in seconds."""

@@ -39,7 +39,7 @@ _EXPIRING_INDEXES_SHARE = 0.4
 """The share of the seeds that drew `indexes` and run `expiring indexes`."""
 _INDEXED_JOBS_SHARE = 0.3
 """The share of the seeds that drew `jobs` and run `indexed jobs`."""
-_ONLY_ON_TABLETS = {"expiring", "expiring indexes", "feeds", "indexed jobs", "indexes"}
+_ONLY_ON_TABLETS = {"expiring", "expiring indexes", "feeds", "indexed jobs"}
 """Workloads that use what a row store does not have yet."""
 _ON_REAL_MASTERS = {"expiring indexes", "indexed jobs", "indexes", "successors"}
 """Workloads that change schemas in a way that the stand-in for the master does not."""

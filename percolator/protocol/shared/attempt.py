@@ -85,6 +85,7 @@ from percolator.protocol.shared.participant import (
     ParticipantKey,
     ParticipantName,
     observed_in,
+    require_no_indexes,
     roll_back,
 )
 from percolator.protocol.write_set import Prewrite, Write
@@ -265,8 +266,10 @@ class Attempt:
         schemas: dict[int, TableSchema] = {}
         for table_id in tables:
             schema = schemas[table_id] = await self._env.schema(table_id, deadline)
+            if self._env.announcing is not None:
+                require_no_indexes(schema, table_id)
             for index in schema.indexes:
-                if index.unique or len(index.columns) > 1 or self._env.announcing is not None:
+                if index.unique or len(index.columns) > 1:
                     raise SchemaError(
                         f"table {schema.codecs.table!r} has the index {index.name!r}, and shared "
                         "transactions keep only indexes of one column that are not unique: write "

@@ -51,6 +51,7 @@ from percolator.protocol.shared.participant import (
     ParticipantName,
     locks_of,
     observed_in,
+    require_no_indexes,
     roll_back,
 )
 from percolator.routing.cells import APPLIED, Answer, Groups, Refused
@@ -159,14 +160,17 @@ class SharedCommit:
     async def _renew_announcement(self, deadline: float) -> None:
         """Announces what is locked to observers that were registered meanwhile. Called after the
         commit timestamp was received, and before it is used: observers that were registered below
-        it have to be notified. Raises `SchemaError` if a table is gone."""
+        it have to be notified. Raises `SchemaError` if a table is gone, or has an index by
+        now."""
         store = self._env.announcing
         if store is None:
             return
         await learn_schemas(self._env, self._announced, deadline)
         starts = frozenset(participant.start for participant in self._participants)
         for table_id, known in list(self._announced.items()):
-            missing = observed_in(await self._env.schema(table_id, deadline)) - known
+            schema = await self._env.schema(table_id, deadline)
+            require_no_indexes(schema, table_id)  # of which the tasks have not heard
+            missing = observed_in(schema) - known
             if missing:
                 await store.announce_locked(table_id, missing, starts, deadline)
                 self._announced[table_id] = known | missing

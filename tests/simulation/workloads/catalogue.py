@@ -14,7 +14,7 @@ from tests.simulation.workloads.drops import (
     Renewals,
     Successors,
 )
-from tests.simulation.workloads.indexes import ExpiringIndexed, Indexed
+from tests.simulation.workloads.indexes import ExpiringIndexed, Indexed, IndexedRows
 from tests.simulation.workloads.jobs import Deciders, IndexedJobs, Jobs
 from tests.simulation.workloads.loads import Arrivals, Feeds, Loaders, Loads
 from tests.simulation.workloads.observers import Chains, Inverted, Newcomers, Recipes
@@ -75,6 +75,7 @@ class Mixed(Workload):
 
 ON_ROWS: dict[str, MakeWorkload] = {
     "chains": lambda: Chains(gathers=False),
+    "indexes": IndexedRows,
     "inverted": lambda: Inverted(gathers=False),
     "loads": Arrivals,
     "successors": lambda: Mixed([Successors(), Drops(pause_seconds_max=0.4)]),

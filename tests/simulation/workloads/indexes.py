@@ -64,6 +64,8 @@ class Indexed(Workload):
     """An index finds the rows that a scan finds."""
 
     leaves_behind = True
+    loads = True
+    """Rows are loaded in bulk in the midst of it."""
     indexes: Sequence[Index[bytes]] = (_BY_BADGE, _BY_PLACE)
 
     def __init__(self) -> None:
@@ -81,7 +83,7 @@ class Indexed(Workload):
             self._next_change = now + _BETWEEN_CHANGES_SECONDS
             session.skip()
             await self._change_indexes(session)
-        elif now >= self._load_at:
+        elif self.loads and now >= self._load_at:
             self._load_at = inf
             session.skip()
             await self._load(session)
@@ -170,7 +172,8 @@ class Indexed(Workload):
 
     async def rest(self, session: Session) -> None:
         """Everything is to be found by the indexes when all is quiet."""
-        await _bulk_load(session).abandon()  # until then, its range is closed
+        if self.loads:
+            await _bulk_load(session).abandon()  # until then, its range is closed
         await session.database.create_index(_BADGE, timeout=30.0)
         try:
             await session.database.create_index(_BY_PLACE, timeout=30.0)
@@ -180,6 +183,12 @@ class Indexed(Workload):
         for index in self.indexes:
             for problem in await session.database.check_index(index):
                 session.broken(f"{index!r}: {problem}")
+
+
+class IndexedRows(Indexed):
+    """In a row store, which loads whole tables only."""
+
+    loads = False
 
 
 class ExpiringIndexed(Indexed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -23,10 +23,14 @@ from percolator.testing.in_process_network import InProcessNetwork
 from percolator.v1 import master_pb2
 from percolator.world import World
 from tests.simulation.planted_index_bugs import (
+    a_commit_goes_on_under_another_schema,
     an_index_is_built_past_older_locks,
     locks_are_set_under_any_schema,
+    schemas_are_as_young_as_any_epoch,
 )
 from tests.unit.connected import TWO_PHASES, Cluster, balance, put
+
+ON_BOTH = pytest.mark.usefixtures("engine_of_cells")
 
 people = Table("people")
 city = people.column("city", codecs.text, indexed=True)
@@ -40,9 +44,10 @@ async def other(db: Database, cluster: Cluster) -> AsyncIterator[Database]:
     await db.create_table(people)
     await put(db, city, ann="Rome")
     await put(db, email, ann="a@x")
-    clock = db.internal.engine.world.clock
-    world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(2))
-    async with await connect_to(world, [ADDRESS], TWO_PHASES, RetryPolicy()) as other:
+    engine = db.internal.engine
+    world = World(engine.world.clock, InProcessNetwork({ADDRESS: cluster}), random.Random(2))
+    connecting = connect_to(world, [ADDRESS], TWO_PHASES, RetryPolicy(), rows=engine._rows)
+    async with await connecting as other:
         yield other
 
 
@@ -71,6 +76,7 @@ async def test_a_dropped_index_is_not_found(db: Database, other: Database) -> No
             [row async for row in snapshot.find(city, "Rome")]
 
 
+@ON_BOTH
 async def test_an_index_that_was_made_again_is_found(db: Database, other: Database) -> None:
     await other.drop_index(people, "city")
     await other.create_index(city)
@@ -122,7 +128,7 @@ async def test_a_build_during_which_a_load_begins_reads_the_table_again(
 
 
 # Rules of clients that know different schemas. A seed of the simulator seldom has the interleaving
-# that shows a mistake in one of these two, so both are planted here.
+# that shows a mistake in one of them, so they are planted here.
 
 later = Table("later")
 plain = later.column("city", codecs.text)
@@ -136,6 +142,7 @@ async def write(tx: Transaction, column: Column[str]) -> None:
     tx.set("ann", column, "Rome")
 
 
+@ON_BOTH
 @PLANTED
 async def test_a_client_that_has_not_heard_of_an_index_commits_nothing_without_its_entry(
     db: Database,
@@ -150,6 +157,7 @@ async def test_a_client_that_has_not_heard_of_an_index_commits_nothing_without_i
     asked = cluster.describe_table
     if is_planted:
         locks_are_set_under_any_schema(monkeypatch)
+        schemas_are_as_young_as_any_epoch(monkeypatch)
         hearing = asyncio.Event()
 
         async def wait(request: master_pb2.DescribeTableRequest) -> Any:
@@ -163,6 +171,52 @@ async def test_a_client_that_has_not_heard_of_an_index_commits_nothing_without_i
         hearing.set()
     else:
         await db.run(write, plain)
+    assert (await other.check_index(indexed) != []) == is_planted
+
+
+def overtaken_by(change: Callable[[], Awaitable[object]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next commit has the entries of all indexes, and no locks yet, when this happens."""
+    correct = Commit.prewrite
+
+    async def overtaken(self: Commit, deadline: float) -> int | None:
+        monkeypatch.setattr(Commit, "prewrite", correct)
+        await change()
+        return await correct(self, deadline)
+
+    monkeypatch.setattr(Commit, "prewrite", overtaken)
+
+
+@ON_BOTH
+async def test_a_commit_that_a_drop_has_overtaken_is_to_be_run_again(
+    db: Database, other: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overtaken_by(lambda: other.drop_index(people, "city"), monkeypatch)
+    tx = db.transaction()
+    await write(tx, city)
+    with pytest.raises(ConflictError, match=r"the indexes of .* were changed"):
+        await tx.commit()
+    await db.run(write, city)
+    assert await db.get("ann", city) == "Rome"
+
+
+@ON_BOTH
+@PLANTED
+async def test_a_commit_that_an_index_has_overtaken_is_to_be_run_again(
+    db: Database, other: Database, is_planted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await db.create_table(later)
+    await put(db, plain, zoe="Bern")
+    overtaken_by(lambda: other.create_index(indexed), monkeypatch)
+    if is_planted:
+        locks_are_set_under_any_schema(monkeypatch)
+        a_commit_goes_on_under_another_schema(monkeypatch)
+    tx = db.transaction()
+    await write(tx, plain)
+    if is_planted:
+        await tx.commit()
+    else:
+        with pytest.raises(ConflictError, match=r"the indexes of .* were changed"):
+            await tx.commit()
     assert (await other.check_index(indexed) != []) == is_planted
 
 

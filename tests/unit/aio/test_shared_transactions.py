@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from percolator import Outcome, Timestamp
+from percolator import Index, Outcome, Timestamp
 from percolator.aio import Database, SharedTransaction
 from percolator.aio.shared import Receipt, Share
 from percolator.errors import (
@@ -30,6 +30,7 @@ from percolator.protocol.shared.driver import SharedCommit
 from percolator.protocol.shared.participant import roll_back
 from percolator.testing.cluster_in_memory import ClusterInMemory
 from percolator.v1 import tabletserver_pb2 as pb
+from tests.unit import connected
 from tests.unit.aio.shared_attempts import (
     ROWS,
     TTL_SECONDS,
@@ -44,11 +45,29 @@ on_both_engines = pytest.mark.usefixtures("engine_of_cells")
 
 
 @pytest.fixture
+def in_a_row_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tablets refuse what such a row store would take."""
+    monkeypatch.setattr(connected, "over_rows", True)
+
+
+@pytest.fixture
 @asynccontextmanager
 async def hasty(db: Database) -> AsyncIterator[SharedTransaction]:
     """A transaction whose driver gives up after a second."""
     async with db.shared_transaction(timeout=1.0) as shared:
         yield shared
+
+
+async def test_in_a_row_store_a_table_that_has_an_index_by_now_is_not_committed(
+    in_a_row_store: None, db: Database, shared: SharedTransaction
+) -> None:
+    receipt = await receipt_of(db, shared.ticket, "one", ann=1)
+    engine = db.internal.engine
+    added = Index(accounts, "balance", (balance,)).definition()
+    await engine.catalog.change_indexes("accounts", [added], deadline=engine.now() + 10.0)
+    with pytest.raises(SchemaError, match="'accounts' has indexes, which shared transactions"):
+        await shared.commit([receipt])
+    assert await values_of(db) == {}
 
 
 @pytest.fixture

@@ -255,23 +255,38 @@ async def test_one_table_that_exists_keeps_all_from_being_imported(
     assert not (directory / importer.NAME).exists()
 
 
-@pytest.mark.parametrize("what", ["feed", "ttl", "index"])
+@pytest.mark.parametrize("what", ["feed", "ttl"])
 async def test_what_a_row_store_does_not_have_is_refused(
     at: Loading, what: str, tmp_path: Path
 ) -> None:
     async with percolator.testing.connect_async() as database:
         ttl = {PRICE: timedelta(hours=1)} if what == "ttl" else None
         await database.create_table(ITEMS, change_feed=what == "feed", ttl=ttl)
-        if what == "index":
-            await database.create_index(PRICE)
         await export(database, tmp_path / "out")
-    with pytest.raises(
-        InvalidArgument, match=f"{REFUSED}(change_feed: tables|ttls: no value|indexes: )"
-    ):
+    with pytest.raises(InvalidArgument, match=f"{REFUSED}(change_feed: tables|ttls: no value)"):
         await importer.import_tables(at.database, tmp_path / "out")
     assert not at.cluster.kept.current.tables
     with pytest.raises(SchemaError):
         await contents(at.database)
+
+
+async def test_indexes_are_created_in_a_row_store_over_what_is_imported(
+    at: Loading, tmp_path: Path
+) -> None:
+    async with percolator.testing.connect_async() as database:
+        await database.create_table(ITEMS)
+        await database.create_index(PRICE)
+        async with database.transaction() as tx:
+            tx.set("pen", PRICE, 7)
+        await export(database, tmp_path / "out")
+    await importer.import_tables(at.database, tmp_path / "out")
+    async with at.database.snapshot() as snapshot:
+        assert [row.key async for row in snapshot.find(PRICE, 7)] == ["pen"]
+    assert await at.database.check_index(PRICE) == []
+    assert [table.name for table in at.cluster.kept.current.tables.values()] == [
+        "shop.items",
+        f"percolator.index/{at.cluster.kept.current.table('shop.items').table_id}/price",
+    ]
 
 
 async def test_a_store_that_does_not_answer_leaves_the_import_to_be_resumed(

@@ -100,13 +100,22 @@ class LoadingCluster(ClusterOverRows):
 
     async def create_table(self, request: pb.CreateTableRequest) -> pb.CreateTableResponse:
         table, created = await self.loads.create(request, self._deadline())
-        if created:
-            self._tables[table.name] = table_message(table)
+        self._learn()
         return pb.CreateTableResponse(table=self._tables[table.name], created=created)
 
+    async def change_indexes(self, request: pb.ChangeIndexesRequest) -> pb.ChangeIndexesResponse:
+        table = await self.loads.change_indexes(request, self._deadline())
+        self._learn()
+        return pb.ChangeIndexesResponse(table=table_message(table))
+
+    def _learn(self) -> None:
+        used = [one for one in self.kept.current.tables.values() if one.is_used]
+        self._tables = {one.name: table_message(one) for one in used}
+
     async def delete_table(self, request: pb.DeleteTableRequest) -> pb.DeleteTableResponse:
-        await self.loads.delete(request, self._deadline())
-        return await super().delete_table(request)
+        deleted = await self.loads.delete(request, self._deadline())
+        self._learn()
+        return pb.DeleteTableResponse(deleted=deleted)
 
     async def begin_load(self, request: pb.BeginLoadRequest) -> pb.BeginLoadResponse:
         table = await self.loads.begin_load(request, self._deadline())
@@ -114,8 +123,7 @@ class LoadingCluster(ClusterOverRows):
 
     async def publish_loads(self, request: pb.PublishLoadsRequest) -> pb.PublishLoadsResponse:
         tables = await self.loads.publish_loads(request, self._deadline())
-        for table in tables:
-            self._tables[table.name] = table_message(table)
+        self._learn()
         return pb.PublishLoadsResponse(tables=map(table_message, tables))
 
     async def abandon_load(self, request: pb.AbandonLoadRequest) -> pb.AbandonLoadResponse:

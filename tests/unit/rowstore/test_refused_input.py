@@ -301,18 +301,6 @@ def test_no_value_expires(db: Database) -> None:
         db.set_ttl(BALANCE, timedelta(hours=1))
 
 
-def test_no_table_has_an_index(db: Database) -> None:
-    indexed = Table("accounts")
-    indexed.column("balance", codecs.integer, indexed=True)
-    refused = "in a row store, in which tables have no indexes"
-    with pytest.raises(UsageError, match=refused):
-        db.create_table(indexed, exist_ok=True)
-    with pytest.raises(UsageError, match=refused):
-        db.create_index(indexed.indexes["balance"])
-    with pytest.raises(UsageError, match=refused):
-        db.drop_index(indexed, "balance")
-
-
 def test_a_transaction_of_one_row_takes_as_many_round_trips_as_any(db: Database) -> None:
     with db.transaction() as tx:
         tx.set("bob", BALANCE, tx.get("bob", BALANCE, default=0) + 1)
