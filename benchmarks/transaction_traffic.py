@@ -149,6 +149,22 @@ class Traffic:
 
         return await self._measured(accounts, count, in_flight, add_one)
 
+    async def read_write_with_entry(
+        self, accounts: Accounts, entries: Table[str], count: int, in_flight: int
+    ) -> Cost:
+        """As `read_write`, with an entry by value, kept by hand in another table."""
+        db, balance, entry = self._db, accounts.balance, entries.column("row", codecs.text)
+
+        async def add_one(number: int) -> None:
+            row = row_key(number)
+            async with db.transaction() as tx:
+                before = await tx.get(row, balance, default=0)
+                tx.set(row, balance, before + 1)
+                tx.delete(f"{before:08d}{row}", entry)
+                tx.set(f"{before + 1:08d}{row}", entry, row)
+
+        return await self._measured(accounts, count, in_flight, add_one)
+
     async def snapshot_reads(self, accounts: Accounts, count: int, in_flight: int) -> Cost:
         """All reads at one timestamp."""
         balance = accounts.balance

@@ -90,8 +90,10 @@ class IndexDefinition:
         Raises `SchemaError` for bytes that a column's codec cannot read.
         """
         return b"".join(
-            entry_part(codec, value, column)
-            for (column, codec), value in zip(self.columns, values, strict=False)
+            [
+                entry_part(codec, value, column)
+                for (column, codec), value in zip(self.columns, values, strict=False)
+            ]
         )
 
     def entry(self, row: bytes, cells: Mapping[bytes, bytes | None]) -> bytes | None:

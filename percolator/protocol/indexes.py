@@ -92,10 +92,10 @@ async def with_entries(
     Raises `UniqueViolation`; `SchemaError` for a value that cannot be indexed; `ConflictError` if
     an index was dropped; and `TransactionTooLarge`. Then the transaction can only be given up.
     """
-    indexes = {
-        table_id: (await env.schema(table_id, deadline)).indexes
-        for table_id in {cell.table_id for cell in written.cells}
-    }
+    indexes: dict[int, tuple[IndexDefinition, ...]] = {}
+    for cell in written.cells:
+        if cell.table_id not in indexes:
+            indexes[cell.table_id] = (await env.schema(cell.table_id, deadline)).indexes
     rows = _rows_written(written, indexes)
     if not rows:
         return KeptIndexes(indexes, written, frozenset())
@@ -185,8 +185,11 @@ def values_of(
     index: IndexDefinition, table_id: int, row: bytes, stored: Mapping[CellAddress, FoundCell]
 ) -> dict[bytes, bytes | None]:
     """The values that a row has in the columns of an index."""
-    found = ((column, stored.get(CellAddress(table_id, row, column))) for column in index.names)
-    return {column: None if cell is None else cell.value for column, cell in found}
+    found: dict[bytes, bytes | None] = {}
+    for column in index.names:
+        cell = stored.get(CellAddress(table_id, row, column))
+        found[column] = None if cell is None else cell.value
+    return found
 
 
 class _Changes:
