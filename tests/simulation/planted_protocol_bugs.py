@@ -623,7 +623,13 @@ def own_writes_are_counted_beside_the_stored_rows(patch: Patch) -> None:
         return 0
 
 
+def a_row_is_sent_without_its_cells_that_do_not_match(patch: Patch) -> None:
+    """Only the entries that may match are taken, and not the others of their rows."""
+    patch.setattr(scans, "rows_around", lambda _, places: places)
+
+
 CONDITION_BUGS: tuple[Callable[[Patch], None], ...] = (
+    a_row_is_sent_without_its_cells_that_do_not_match,
     locks_of_rows_that_do_not_match_are_left_out,
     own_writes_do_not_make_a_row_match,
     own_writes_are_counted_beside_the_stored_rows,

@@ -221,7 +221,9 @@ class RecordedTx:
         try:
             columns = sorted({one.column for one in known}) or [b"v"]
             column = table.column(columns[at % len(columns)], raw)
-            where = (column >= least) | column.is_null()
+            # Tablets look for an equality among all entries, and not for what may hold for a null.
+            looked_for = at % 2 == 1
+            where = column.equals(least) if looked_for else (column >= least) | column.is_null()
             written = dict.fromkeys((one.row for one in known[at::3]), b"" if at % 2 else least)
             written[b"new"] = least
             for row, value in written.items():
@@ -232,7 +234,13 @@ class RecordedTx:
         finally:
             probe.rollback()
         expected = {
-            row: cells for row, cells in rows.items() if cells.get(column.name, least) >= least
+            row: cells
+            for row, cells in rows.items()
+            if (
+                cells.get(column.name) == least
+                if looked_for
+                else cells.get(column.name, least) >= least
+            )
         }
         if found != expected or counted != len(expected):
             raise RuntimeError(
