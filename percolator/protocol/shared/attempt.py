@@ -48,6 +48,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
+from hashlib import blake2b
 
 from percolator.codecs.indexes import IndexDefinition
 from percolator.errors import (
@@ -159,6 +160,8 @@ class Attempt:
         """By table, the observers to which all of its cells were announced."""
         self._indexes: dict[int, tuple[IndexDefinition, ...]] = {}
         """By table, the indexes under which its cells were locked."""
+        self._stored_apart: dict[CellAddress, bytes] = {}
+        """Hashes of the values of indexed cells that are not in their locks."""
         self._has_failed = False
         self._is_over = False
         self.tables: set[int] = set()
@@ -302,12 +305,21 @@ class Attempt:
         entries: dict[CellAddress, Write] = {}
         for cell in cells:
             kind, value = locked[cell]
+            self._require_one_value(cell, value)
             after = value if kind == KIND_PUT else None
             for index in indexed[cell]:
                 entries |= changed_entries(
                     self._env, index, cell, before.get(cell), after, self._row_bytes_max
                 )
         return entries
+
+    def _require_one_value(self, cell: CellAddress, value: bytes) -> None:
+        """Raises `WrittenTwice` if an indexed cell gets another value than before, which its lock
+        does not tell if the first value was stored apart: each would get an entry."""
+        if len(value) > self._env.limits.value_inline_bytes_max or cell in self._stored_apart:
+            digest = blake2b(value, digest_size=16).digest()
+            if self._stored_apart.setdefault(cell, digest) != digest:
+                raise self._written_twice(cell)
 
     async def _former(
         self, cells: Sequence[CellAddress], deadline: float
@@ -423,9 +435,12 @@ class Attempt:
         if name is None or (name.attempt, name.task) != (self.start, self._task):
             return False
         if not _writes_the_same(met.lock, write):
-            cell = self._env.described(met.address)
-            raise WrittenTwice(f"task {self._task!r} writes {cell} twice", cell=met.address)
+            raise self._written_twice(met.address)
         return True
+
+    def _written_twice(self, cell: CellAddress) -> WrittenTwice:
+        where = self._env.described(cell)
+        return WrittenTwice(f"task {self._task!r} writes {where} twice", cell=cell)
 
     def _changed(self, cell: CellAddress, answer: Refused) -> ConflictError:
         record = answer.offender

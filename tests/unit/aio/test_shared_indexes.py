@@ -8,6 +8,7 @@ from percolator import ConflictError, SchemaError, codecs
 from percolator.aio import Database
 from percolator.aio.replacing import rest_deleted
 from percolator.aio.shared import SharedTransaction
+from percolator.errors import WrittenTwice
 from percolator.schema import Index
 from tests.unit.aio.shared_attempts import dies, receipt_of, set_value, share_of, values_of
 from tests.unit.connected import accounts, balance
@@ -80,6 +81,22 @@ async def test_a_table_that_is_overwritten_keeps_the_entries_of_what_was_written
     assert await values_of(db) == {"ann": 2, "bob": 1}
     assert [await found(db, value) for value in (1, 2)] == [["bob"], ["ann"]]
     assert await db.check_index(balance) == []
+
+
+@pytest.mark.parametrize("second", ["y" * 2_000, "short"])
+async def test_a_second_value_of_an_indexed_cell_gets_no_entry_however_long_the_first(
+    db: Database, shared: SharedTransaction, second: str
+) -> None:
+    """The lock does not tell one long value from another."""
+    await db.create_index(owner)
+    async with db.share(shared.ticket, task="1") as share:
+        await share.set("ann", owner, "x" * 2_000)
+        await share._flush()
+        await share.set("ann", owner, "x" * 2_000)
+        await share._flush()
+        await share.set("ann", owner, second)
+        with pytest.raises(WrittenTwice, match=r"task '1' writes .*ann.* twice"):
+            await share.finish()
 
 
 async def test_an_index_that_comes_while_a_task_writes_fails_its_attempt(
