@@ -38,7 +38,9 @@ from percolator.routing.cells import Turn
 HOLD_SECONDS = 0.5
 """How long a turn lasts at first, if its transaction does not end before."""
 HOLD_SECONDS_MAX = 16.0
-GIVE_WAY_SECONDS = 0.05
+GIVE_WAY_SECONDS = 0.01
+"""A few round trips. Meanwhile nobody else has the cells where its turn has come; giving way costs
+one run of a function at most, since the next attempt goes by the order."""
 CELLS_MAX = 64
 """The most cells at which an attempt waits for turns before it begins."""
 
