@@ -135,7 +135,7 @@ FIRST_SEEDS = {
     "a former owner says that a table has no feed": 27,
     "a half of a split loses what was in the feed": 2,
     "a hidden version taken for none": 146,
-    "a late comer begins above the commit before its turn": 10,
+    "a late comer begins above the commit before its turn": 42,
     "a later run loads into the table of an earlier one": 2,
     "a part begins after the end": 4,
     "a part begins in a row whatever closed it": 2,
