@@ -224,9 +224,14 @@ def kept_cells_are_locked_whatever_was_committed(patch: Patch) -> None:
 
     @in_place_of(patch, Attempt, "_prewrite")
     def wrong(
-        self: Attempt, participant: Participant, cell: CellAddress, write: Write, read_at: int
+        self: Attempt,
+        participant: Participant,
+        cell: CellAddress,
+        write: Write,
+        read_at: int,
+        unchanged_since: int,
     ) -> CellMutation:
-        sent = correct(self, participant, cell, write, read_at)
+        sent = correct(self, participant, cell, write, read_at, unchanged_since)
         if write is not KEPT:
             return sent
         step = sent.message()

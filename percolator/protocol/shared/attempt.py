@@ -18,6 +18,8 @@ column are kept, which are not unique: of all other ones, an entry is not the bu
 Rules, each with the failure that it prevents:
 - What an indexed cell held is read at the newest participant's start. At that of an older one, a
   value would be missed that others have committed before the cell was locked, and its entry stay.
+- An entry is not asked whether it was changed since: that is for its cell to say. Otherwise, the
+  build of an index, which adds entries, would fail every attempt at what was begun before it.
 - An attempt that has locked cells of a table under other indexes than the table has now fails: an
   index that came in between would lack their entries, or have those of values that go.
 - A lock of another participant of the same transaction is not taken for our own: the write would be
@@ -103,7 +105,9 @@ KEPT: Write = (KIND_LOCK_ONLY, b"")
 class _Round:
     """One round of prewrites: the cells that it has locked, and the others, with the reasons."""
 
-    def __init__(self) -> None:
+    def __init__(self, unchanged_since: int) -> None:
+        self.unchanged_since = unchanged_since
+        """Since when the cells may not have been committed; 0 if that does not matter."""
         self.missed: list[CellAddress] = []
         self.locked: defaultdict[int, list[CellAddress]] = defaultdict(list)
         """The cells that are locked now, by the start timestamp of the participant."""
@@ -185,7 +189,7 @@ class Attempt:
         try:
             locked = await self._lock(writes, deadline)
             entries = await self._entries(locked, deadline)
-            await self._lock_all(entries, entries, 0, deadline)
+            await self._lock_all(entries, entries, 0, 0, deadline)
         except BaseException:
             self._has_failed = True
             raise
@@ -201,13 +205,15 @@ class Attempt:
         if self._only_changes:
             read_at = (await self._participant(deadline)).start
             writes = await with_kept_cells(self._env, self._cleanup, given, read_at, deadline)
-        return await self._lock_all(given, writes, read_at, deadline)
+        since = self._job.unchanged_since
+        return await self._lock_all(given, writes, read_at, since, deadline)
 
     async def _lock_all(
         self,
         given: Mapping[CellAddress, Write],
         writes: dict[CellAddress, Write],
         read_at: int,
+        unchanged_since: int,
         deadline: float,
     ) -> Mapping[CellAddress, Write]:
         """Locks the cells for `writes`, in which some that were `given` are kept, as they were at
@@ -221,13 +227,13 @@ class Attempt:
         allowed = deadline - began
         while True:
             participant = await self._participant(deadline)
-            result = _Round()
+            result = _Round(unchanged_since)
             schemas = await self._schemas({cell.table_id for cell in pending}, deadline)
             for cells in portions(pending):
                 steps_ = [
-                    self._prewrite(participant, cell, writes[cell], read_at)._replace(
-                        schema_version=schemas[cell.table_id].version
-                    )
+                    self._prewrite(
+                        participant, cell, writes[cell], read_at, unchanged_since
+                    )._replace(schema_version=schemas[cell.table_id].version)
                     for cell in cells
                 ]
                 answers = await env.cells.mutate(steps_, deadline)
@@ -363,7 +369,12 @@ class Attempt:
         return participant
 
     def _prewrite(
-        self, participant: Participant, cell: CellAddress, write: Write, read_at: int
+        self,
+        participant: Participant,
+        cell: CellAddress,
+        write: Write,
+        read_at: int,
+        unchanged_since: int,
     ) -> CellMutation:
         """`read_at`: when it was seen that kept cells need not be written."""
         kind, value = write
@@ -378,7 +389,7 @@ class Attempt:
             header = LOCK_HEADER.pack(start, start + 1, ttl, kind)
             head = self._heads[kind] = header + shared_part(b"", participant.primary)
         lock = head + value
-        since = self._job.unchanged_since or (read_at if kind == KIND_LOCK_ONLY else start)
+        since = unchanged_since or (read_at if kind == KIND_LOCK_ONLY else start)
         table_id, row, column = cell
         if since < start:
             step = steps.prewrite_since(row, column, start, since, lock, data)
@@ -420,7 +431,7 @@ class Attempt:
                 result.met.append(met)
                 # Only the younger waits for the older: two that wait for each other never stop.
                 result.is_overtaken |= met.lock.start_timestamp > participant.start
-            elif self._job.unchanged_since:
+            elif result.unchanged_since:
                 raise self._changed(cell, answer)
             elif writes[cell] is KEPT:
                 result.changed.append(cell)

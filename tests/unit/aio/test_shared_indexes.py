@@ -133,3 +133,14 @@ async def test_an_index_of_which_an_entry_is_not_the_business_of_one_cell_is_ref
     with pytest.raises(SchemaError, match="has the index 'it', and shared transactions keep only"):
         await share.finish()
     await share.abandon()
+
+
+async def test_an_entry_that_a_build_has_added_since_does_not_count_as_a_change(
+    db: Database,
+) -> None:
+    await set_value(db, "ann", 1)
+    async with db.shared_transaction(unchanged_since=await db.timestamp()) as shared:
+        await db.create_index(balance)
+        await shared.commit([await receipt_of(db, shared.ticket, "1", ann=2)])
+    assert [await found(db, value) for value in (1, 2)] == [[], ["ann"]]
+    assert await db.check_index(balance) == []
