@@ -873,7 +873,10 @@ async def commit_secondaries(env: Environment, committed: Sequence[tuple[WriteSt
                         problem = torn
                 elif isinstance(answer, PercolatorError) and not isinstance(answer, SnapshotTooOld):
                     again.append(one)
-            await env.refresh_schemas(requests, answers, deadline)
+            try:
+                await env.refresh_schemas(requests, answers, deadline)
+            except PercolatorError as error:
+                problem = error
         pending = again
         if pending:
             backoff = backoff or env.backoff()

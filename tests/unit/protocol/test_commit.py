@@ -344,6 +344,28 @@ async def test_what_is_wrong_with_one_commit_stops_no_other_that_is_completed_wi
     assert here.store.lock_of(B) is here.store.lock_of(C) is None
 
 
+async def test_a_schema_that_cannot_be_had_stops_no_commit_that_is_completed_with_others(
+    here: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list[tuple[WriteSteps, int]]()
+    last = CellAddress(1, b"c", b"x")
+    with monkeypatch.context() as patch:
+        patch.setattr(commit, "start_secondaries", lambda _, *one: left.append(one))
+        await client.write({A: put(b"1"), C: put(b"1")})
+        await client.write({B: put(b"1"), last: put(b"1")})
+    here.store.schema_versions[C.table_id] = 7
+
+    async def fail(table_id: int, deadline: float) -> TableSchema:
+        raise Unavailable(f"no master knows table {table_id}")
+
+    monkeypatch.setattr(client.env.schemas, "refresh", fail)
+    monkeypatch.setattr(commit, "STEPS_AT_ONCE_MAX", 1)
+    with pytest.raises(Unavailable, match="no master knows table 2"):
+        await commit.commit_secondaries(client.env, left)
+    assert here.store.lock_of(C) is not None
+    assert here.store.lock_of(last) is None
+
+
 async def test_with_too_much_background_work_committers_wait_for_their_own(here: World) -> None:
     client = here.client(Limits(background_tasks_max=1))
     client.network.slow(5.0, WRITE, B)
