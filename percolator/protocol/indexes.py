@@ -11,6 +11,9 @@ Rules, each with the failure that it prevents:
 - Two transactions that write different columns of one index conflict at the entry that goes. If
   there is none, each locks the other's column: both would commit, and the row would have an entry
   that nobody has added, or one for a value that the other has changed.
+- If the index was added to a table that was there, they do so in any case. One of the two may have
+  set its lock before that, and then has no entry at which to conflict: the other one's entry would
+  have the value that it replaces, and stay.
 - A lock is set under a version of the schema, and a tablet that knows a newer one refuses it
   (write_set.py). A lock that was set before could still be committed without its entries: who
   builds an index waits until all of them are gone, and reads after that.
@@ -228,6 +231,8 @@ class _Changes:
         new = _entry_after(self._env, index, table_id, row, after, self._row_bytes_max)
         if is_kept(index, old, new):
             return
+        if new is not None and not index.ready_at:
+            self._lock(CellAddress(table_id, row, column) for column in index.names)
         if old is not None and old != new:
             cell = CellAddress(index.table_id, old, ENTRY)
             if index.unique:

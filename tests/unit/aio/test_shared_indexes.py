@@ -144,3 +144,26 @@ async def test_an_entry_that_a_build_has_added_since_does_not_count_as_a_change(
         await shared.commit([await receipt_of(db, shared.ticket, "1", ann=2)])
     assert [await found(db, value) for value in (1, 2)] == [[], ["ann"]]
     assert await db.check_index(balance) == []
+
+
+async def test_a_lock_from_before_an_index_keeps_out_writers_of_its_other_columns(
+    db: Database, shared: SharedTransaction
+) -> None:
+    """The entry that they would write has the value that goes with this lock."""
+    index = Index(accounts, "it", (balance, owner))
+    async with db.transaction() as tx:
+        await tx.set("ann", balance, 1)
+        await tx.set("ann", owner, "x")
+    receipt = await receipt_of(db, shared.ticket, "1", ann=2)
+    engine = db.internal.engine
+    await engine.catalog.change_indexes(
+        accounts.name, add=[index.definition()], deadline=engine.now() + 10
+    )
+    with pytest.raises(ConflictError, match=r"row 'ann', column 'balance' .* is locked"):
+        async with db.transaction() as tx:
+            await tx.set("ann", owner, "y")
+    await shared.commit([receipt])
+    async with db.transaction() as tx:
+        await tx.set("ann", owner, "y")
+    await db.create_index(index)
+    assert await db.check_index(index) == []
