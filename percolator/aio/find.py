@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from percolator.aio.reader import Reader
 from percolator.arguments import require_bool, require_whole
 from percolator.codecs.indexes import ENTRY, IndexDefinition
-from percolator.codecs.readable import quoted
+from percolator.codecs.readable import counted, quoted
 from percolator.codecs.values import after_prefix
 from percolator.errors import (
     CellAddress,
@@ -284,11 +284,15 @@ def bounds(
     """
     columns, (start, end, prefix) = index.columns, limits
     if len(values) > len(columns):
-        raise InvalidArgument("values", f"index {index.name!r} has {len(columns)} columns")
-    has_range = not start is end is prefix is None
-    if has_range and len(values) == len(columns):
+        reason = (
+            f"index {index.name!r} has {counted(len(columns), 'column')}, got {len(values)} values"
+        )
+        raise InvalidArgument("values", reason)
+    given = dict(zip(("start", "end", "prefix"), limits, strict=True))
+    ranges = [name for name, limit in given.items() if limit is not None]
+    if ranges and len(values) == len(columns):
         raise InvalidArgument(
-            "start", f"index {index.name!r} has no column after the values that are given"
+            ranges[0], f"index {index.name!r} has no column after the values that are given"
         )
     parts = [encoded(place, f"values[{place}]", value) for place, value in enumerate(values)]
 
@@ -297,7 +301,7 @@ def bounds(
 
     base = index.parts(parts)
     first, last = base, after_prefix(base) if base else b""
-    if not has_range:
+    if not ranges:
         return first, last
     if prefix is not None:
         _, codec = columns[len(values)]

@@ -229,7 +229,21 @@ class IndexBuild:
     # ------------------------------------------------------------------ check
 
     async def problems(self) -> list[str]:
-        """Differences between the table and the index; the first of them, if there are many."""
+        """Differences between the table and the index; the first of them, if there are many. If the
+        index is not complete, that comes first, since it explains most of them."""
+        # Read before the snapshot: a build that ends meanwhile leaves nothing to explain.
+        state = await self.state()
+        problems = await self._differences()
+        if problems and (state == indexes.BUILDING or (state is None and not self._index.ready_at)):
+            problems.insert(
+                0,
+                f"index {self._index.name!r} is not complete: it is being built by "
+                "db.create_index(...) or `percolator index create`; run either again if it was "
+                "interrupted",
+            )
+        return problems
+
+    async def _differences(self) -> list[str]:
         problems: list[str] = []
         for table_id, columns, check in (
             (self._table_id, self._index.names, self._missing),

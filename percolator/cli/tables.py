@@ -386,6 +386,8 @@ def create_index(
     If it is interrupted, call it again. It also builds an index that is there.
     """
     here = connection(context)
+    if not column:
+        fail(InvalidArgument("--column", "is missing: an index has one column at least"))
     kept = ask_master(
         here, methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name=table, knows_indexes=True)
     ).table
@@ -468,6 +470,8 @@ def check(
     """
     here = connection(context)
     if name is None:
+        if ":" not in table:
+            fail(InvalidArgument("NAME", f"is missing: say which index of table {table!r}"))
         chosen = _index(table)
         shown = chosen.table.name
 

@@ -279,7 +279,9 @@ def test_a_value_that_is_too_long_for_an_index_can_be_replaced(db: Database) -> 
     too_long = "index 'city': the entry has 5005 bytes, at most 4096 allowed"
     with pytest.raises(SchemaError, match=f"row 'ann': {too_long}"):
         db.create_index(city)
-    assert len(db.check_index(city)) == 2
+    cause, *problems = db.check_index(city)
+    assert cause.startswith("index 'city' is not complete: it is being built")
+    assert ["the entry has 5005 bytes" in one for one in problems] == [True, True]
     with db.transaction() as tx:
         tx.set("ann", city, "Rome")
         tx.delete("bob", city)
@@ -320,7 +322,7 @@ def test_what_an_index_cannot_do_is_refused(db: Database, made: People) -> None:
     with pytest.raises(UsageError, match="serializable transaction cannot look up an index"):
         [*serializable.find(made.city, "Rome")]
     serializable.rollback()
-    with pytest.raises(InvalidArgument, match="values: index 'city' has 1 columns"):
+    with pytest.raises(InvalidArgument, match="values: index 'city' has 1 column, got 2 values"):
         keys(db, made.city, "Rome", "Main")
     with pytest.raises(InvalidArgument, match="start"):
         keys(db, made.city, "Rome", start="a")

@@ -230,17 +230,18 @@ def test_an_index_is_created_shown_checked_and_dropped(cluster: LocalCluster) ->
     other = refused(cluster, "index", "create", "people", "city", "--column", "age", code=1)
     assert "has another index 'city', unique over 'city' (text), not over 'age' (text)" in other
     for changed, code, reason in (
-        (("create", "people", "none"), 1, "index 'none': expected 1 to 16 columns, got 0"),
+        (("create", "people", "none"), 2, "--column: is missing: an index has one column at least"),
         (("create", "people", "new", "--column", "new"), 2, "expected COLUMN=CODEC, found 'new'"),
         (("create", "people", "new", "--column", "new=x"), 2, "'x' is not a codec for columns"),
         (("create", "people", "new", "--column", "notes"), 1, "codec json have no order"),
         (("check", "people", "new"), 1, "table 'people' has no index 'new'"),
+        (("check", "people"), 2, "NAME: is missing: say which index of table 'people'"),
         (("drop", "people", "new"), 1, "table 'people' has no index 'new'"),
     ):
         assert reason in refused(cluster, "index", *changed, code=code)
     for wanted, code, reason in (
         (("new", "Rome"), 1, "table 'people' has no index 'new'"),
-        (("city", "Rome", "17"), 2, "values: index 'city' has 1 columns"),
+        (("city", "Rome", "17"), 2, "values: index 'city' has 1 column, got 2 values"),
         (("city", "hex:ff"), 1, "column 'city'"),
         (("born", "x"), 2, "values: expected integer, found 'x'"),
         (("born", "--prefix=1"), 2, "prefix: values of codec integer have no prefixes"),

@@ -122,8 +122,11 @@ async def test_fewer_rows_are_read_at_once_if_they_are_large(
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no index": ({"index": ""}, "^index: is missing"),
     "no table": ({"table": ""}, "^table: is missing"),
-    "too many values": ({"values": [b"a", b"b"]}, "^values: index 'city' has 1 columns"),
-    "no column left": ({"values": [b"a"], "prefix": b""}, "^start: index 'city' has no column"),
+    "too many values": (
+        {"values": [b"a", b"b"]},
+        "^values: index 'city' has 1 column, got 2 values",
+    ),
+    "no column left": ({"values": [b"a"], "prefix": b""}, "^prefix: index 'city' has no column"),
     "no text": ({"values": [b"\xff"]}, r"^values\[0\]: column 'city': "),
     "no text to begin with": ({"start": b"\xff"}, "^start: column 'city': "),
     "no text to end with": ({"end": b"\xff"}, "^end: column 'city': "),
