@@ -69,6 +69,19 @@ class IndexBuild:
         Raises `UniqueViolation` if two rows have the same values in a unique index, and
         `SchemaError` for a value that cannot be indexed. Mend the row, and build again.
         """
+        try:
+            return await self._build(progress)
+        except SchemaError as error:
+            # Without the index, its entries have no table, of which the error knows only the id.
+            deadline = self._engine.now() + self._timeout
+            schema = await self._engine.env.schemas.refresh(self._table_id, deadline)
+            if self._index.table_id in (one.table_id for one in schema.indexes):
+                raise
+            raise SchemaError(
+                f"{self._named()}: index {self._index.name!r} was dropped while it was built"
+            ) from error
+
+    async def _build(self, progress: Callable[[int], None] | None) -> int:
         while True:
             known = await self._marked()
             count = await self._add_all(progress)

@@ -127,6 +127,24 @@ async def test_a_build_during_which_a_load_begins_reads_the_table_again(
     assert await loading.state() == READY
 
 
+async def test_a_build_whose_index_is_dropped_says_so(
+    db: Database, other: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = IndexBuild._pages
+
+    async def dropped_meanwhile(
+        self: IndexBuild, *arguments: Any
+    ) -> AsyncGenerator[list[FoundRow], None]:
+        async with aclosing(pages(self, *arguments)) as found:
+            async for page in found:
+                await db.drop_index(people, "city")
+                yield page
+
+    monkeypatch.setattr(IndexBuild, "_pages", dropped_meanwhile)
+    with pytest.raises(SchemaError, match="'people': index 'city' was dropped while it was built"):
+        await other.create_index(city)
+
+
 # Rules of clients that know different schemas. A seed of the simulator seldom has the interleaving
 # that shows a mistake in one of them, so they are planted here.
 
