@@ -34,6 +34,7 @@ from percolator.cli.values import (
     table_info,
     value_of,
 )
+from percolator.codecs.indexes import entry_part
 from percolator.codecs.readable import counted, quoted, row_text, value_bytes, value_codec
 from percolator.codecs.values import after_prefix
 from percolator.conditions import Condition, compared
@@ -302,8 +303,13 @@ def find(
 
         def value(field: str, place: int, text: str) -> bytes:
             # Values beyond its columns, and their number, are refused by the look-up.
-            _, codec = known.columns[min(place, len(known.columns) - 1)]
-            return value_bytes(field, value_codec(codec), text)
+            name, codec = known.columns[min(place, len(known.columns) - 1)]
+            stored = value_bytes(field, value_codec(codec), text)
+            try:
+                entry_part(codec, stored, name)
+            except SchemaError as error:
+                raise InvalidArgument(field, error.message) from error
+            return stored
 
         def of_next(option: str, text: str | None) -> bytes | None:
             return None if text is None else value(option, len(values or ()), text)

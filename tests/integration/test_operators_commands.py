@@ -242,7 +242,7 @@ def test_an_index_is_created_shown_checked_and_dropped(cluster: LocalCluster) ->
     for wanted, code, reason in (
         (("new", "Rome"), 1, "table 'people' has no index 'new'"),
         (("city", "Rome", "17"), 2, "values: index 'city' has 1 column, got 2 values"),
-        (("city", "hex:ff"), 1, "column 'city'"),
+        (("city", "hex:ff"), 2, "values: column 'city'"),
         (("born", "x"), 2, "values: expected integer, found 'x'"),
         (("born", "--prefix=1"), 2, "prefix: values of codec integer have no prefixes"),
     ):
