@@ -4,8 +4,9 @@ The index is in the schema already, so that all commits keep its entries. What i
 that nobody writes meanwhile:
 
     1. wait until locks are gone that were set before (protocol/indexes.py says why)
-    2. read all rows of one snapshot, and add the entries that are missing, a few rows at a time
-    3. say in the table of entries that the index is complete, unless a bulk load has said since
+    2. delete entries of values that were replaced by commits which did not know the index
+    3. read all rows of one snapshot, and add the entries that are missing, a few rows at a time
+    4. say in the table of entries that the index is complete, unless a bulk load has said since
        that it is not: then begin again
 
 Any number of programs may do so at once, or one after the other: what is done stays done.
@@ -82,8 +83,14 @@ class IndexBuild:
             ) from error
 
     async def _build(self, progress: Callable[[int], None] | None) -> int:
+        engine = self._engine
         while True:
             known = await self._marked()
+            await indexes.until_unlocked(
+                engine.env, engine.cleanup, self._table_id, self._index.names, self._timeout
+            )
+            if known is None or known.value != indexes.READY:
+                await self._delete_extra()
             count = await self._add_all(progress)
             if await self.mark(indexes.READY, since=known.commit_timestamp if known else 0):
                 return count
@@ -95,10 +102,7 @@ class IndexBuild:
 
     async def _add_all(self, progress: Callable[[int], None] | None) -> int:
         """Adds the entries that are missing in one snapshot; returns the number of rows."""
-        engine, index, count = self._engine, self._index, 0
-        await indexes.until_unlocked(
-            engine.env, engine.cleanup, self._table_id, index.names, self._timeout
-        )
+        index, count = self._index, 0
         async with aclosing(self._pages(self._reader(), self._table_id, index.names)) as pages:
             async for page in pages:
                 for some in _portions(page):
@@ -107,6 +111,26 @@ class IndexBuild:
                 if progress is not None:
                     progress(count)
         return count
+
+    async def _delete_extra(self) -> None:
+        """Deletes entries of values that were replaced by commits which did not know the index."""
+        pages = self._pages(self._reader(), self._index.table_id, (ENTRY,))
+        async with aclosing(pages):
+            async for page in pages:
+                for some in _portions(page):
+                    await self._database.run(self._delete_if_extra, [entry for entry, _ in some])
+
+    async def _delete_if_extra(self, tx: Transaction, entries: Sequence[bytes]) -> None:
+        """Whoever gives a row these values meanwhile writes the entry: both conflict there."""
+        deadline, most = self._engine.now() + self._timeout, self._engine.row_bytes_max
+        cells = [CellAddress(self._index.table_id, entry, ENTRY) for entry in entries]
+        found = await tx.internal.versions(cells, deadline)
+        rows = {cell: known.value for cell, known in found.items() if known.value is not None}
+        stored = await tx.internal.versions(self._cells([*rows.values()]), deadline)
+        for cell, row in rows.items():
+            values = self._values(row, stored)
+            if indexes.entry_before(self._index, row, values, most) != cell.row:
+                tx.internal.writes.delete(cell)
 
     def _reader(self) -> Reader:
         return Reader(self._engine, self._timeout, "snapshot")

@@ -21,8 +21,11 @@ Rules, each with the failure that it prevents:
   timestamp and is raised with each change of indexes, and is run again if they are not as they were
   (announcing.py). If the timestamp is older than the change, all locks of the commit were there
   before it, and are waited for, too.
-- Such locks are waited out, and never pushed: a pushed transaction commits above the snapshot from
-  which the index is built.
+- Until the epoch is raised, one client may write a row with an entry, and another one, which has
+  not heard of the index, may replace its value and leave the entry there. So a build deletes
+  entries of values that rows do not have.
+- Locks from before the index are waited out, and never pushed: a pushed transaction commits above
+  the snapshot from which the index is built.
 - What holds for readers stands in the table of entries, as a cell (`STATE`): they find it in their
   snapshot. From the schema of a client that has not heard of a change, it would be found too late.
 - A unique entry has no row key in its name, so two transactions that give two rows one value
