@@ -167,15 +167,18 @@ class ServerWatch:
         """The answer to a call of this server; `Unavailable` as soon as the server is lost. What
         waits for an answer that does not come keeps its tablets from those that could serve it."""
         task = asyncio.ensure_future(call)
+        has_ended = False
         try:
             while not (await asyncio.wait([task], timeout=_LOOK_SECONDS))[0]:
                 if self.is_dead(server_id):
                     raise Unavailable("the server was lost before it answered")
-            return task.result()
+            has_ended = True
         finally:
-            if not task.done():
+            if not has_ended:
+                # Who is cancelled as the task ends does not hear how: nobody else would.
                 task.cancel()
                 stop_waiting_for(task)
+        return task.result()
 
     async def close(self) -> None:
         await self._tasks.cancel()

@@ -655,6 +655,20 @@ async def test_a_server_that_was_lost_a_thousand_times_is_still_put_on_probation
     await watch.close()
 
 
+async def test_a_call_that_fails_as_its_caller_is_cancelled_is_not_reported_as_unheard() -> None:
+    world = World(VirtualClock(asyncio.get_running_loop()), OneServer(), Random(1))
+    watch = ServerWatch(world, WatchTimes(), lambda: None, newest_timestamp=lambda: 0)
+    call = asyncio.get_running_loop().create_future()
+    caller = asyncio.ensure_future(watch.answer("a", call))
+    await asyncio.sleep(0)
+    call.set_exception(NotReady("this process no longer leads"))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    await watch.close()
+
+
 # What goes wrong again and again is logged when it begins and when it ends, not each time.
 
 
