@@ -83,8 +83,8 @@ class Tasks:
 
 
 class NextTurn(Generic[T]):
-    """What callers leave to one task, which begins in the next turn of the loop: one task for each
-    of them would cost more than what most have to do."""
+    """Work that callers leave to one task, which begins in the next turn of the loop: one task for
+    each of them would cost more than what most have to do."""
 
     def __init__(self) -> None:
         self._left: list[T] = []

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 
 from percolator.aio.engine import Engine
+from percolator.aio.find import EntryRange, Match, Wanted, bounds, found_matches, index_named
+from percolator.aio.reader import Reader
+from percolator.codecs.indexes import IndexDefinition, entry_part
 from percolator.errors import (
     CellAddress,
     ConflictError,
     DeadlineExceeded,
     InvalidArgument,
     Retry,
+    SchemaError,
     SnapshotTooOld,
     UniqueViolation,
 )
@@ -21,13 +25,14 @@ from percolator.protocol.change_reader import IDLE_SECONDS, ChangeReader
 from percolator.protocol.environment import ROLLED_BACK, Statistics
 from percolator.protocol.read import count_rows, only_columns, read_rows, scan_pages
 from percolator.protocol.turns import TransactionTurns
+from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import FoundCell, RowRequest, StoredChange
 from percolator.services.chassis.rpc import caller_identity, remaining_seconds
 from percolator.services.gateway.commits import Commits, Requests
-from percolator.services.gateway.finding import found_rows
 from percolator.services.gateway.shutdown import EndlessStreams
 from percolator.v1 import gateway_pb2 as pb
 from percolator.v1.tabletserver_pb2 import RowRead
+from percolator.wire.table_indexes import no_index
 
 CALL_SECONDS_MAX = 60.0
 _ANSWER_SECONDS = 0.2
@@ -167,7 +172,7 @@ class GatewayHandler:
         info.require_older_than(request.start_timestamp)
         bytes_max = engine.limits.page_bytes_max
         with _locks_only_delay():
-            async with aclosing(found_rows(engine, request, info, seconds)) as pages:
+            async with aclosing(_rows_of_index(engine, request, info, seconds)) as pages:
                 async for page in pages:
                     response, size_bytes = pb.FindRowsResponse(), 0
                     for one in page:
@@ -313,3 +318,54 @@ def _row(row: bytes, cells: Mapping[bytes, FoundCell | None]) -> pb.FoundRow:
             if found is not None and found.value is not None
         ],
     )
+
+
+async def _rows_of_index(
+    engine: Engine, request: pb.FindRowsRequest, info: TableInfo, seconds: float
+) -> AsyncGenerator[list[Match], None]:
+    """Yields the rows that match, in the order of the index, some at a time. Values are stored
+    bytes, as callers give and get them."""
+    reader = Reader(engine, seconds, "snapshot")
+
+    async def range_of_entries() -> EntryRange:
+        deadline = reader.deadline(None)
+        index = await index_named(engine.env, info.table_id, request.index, deadline)
+        if index is None:
+            raise no_index(info.name, request.index)
+        return _range_of_entries(index, request)
+
+    names = [*request.columns] if request.columns or request.column_prefixes else None
+    prefixes, limit = tuple(request.column_prefixes), request.row_limit or None
+    wanted = Wanted(names, prefixes, request.reverse, limit)
+    reader.set_start(request.start_timestamp)
+    try:
+        entries = await range_of_entries()
+        pages = found_matches(reader, info, entries, range_of_entries, wanted, None)
+        async with aclosing(pages):
+            async for page in pages:
+                yield page
+    finally:
+        reader.finish("is closed")
+
+
+def _range_of_entries(index: IndexDefinition, request: pb.FindRowsRequest) -> EntryRange:
+    limits = (
+        request.start if request.HasField("start") else None,
+        request.end if request.HasField("end") else None,
+        request.prefix if request.HasField("prefix") else None,
+    )
+
+    def checked(place: int, field: str, value: bytes) -> bytes:
+        column, codec = index.columns[place]
+        try:
+            entry_part(codec, value, column)
+        except SchemaError as error:
+            raise InvalidArgument(field, error.message) from error
+        return value
+
+    first, last = bounds(index, request.values, limits, checked)
+    if request.after and request.reverse:
+        last = min(last, request.after) if last else request.after
+    elif request.after:
+        first = max(first, request.after + b"\0")
+    return EntryRange(index, first, last)

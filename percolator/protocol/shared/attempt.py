@@ -330,7 +330,7 @@ class Attempt:
     async def _former(
         self, cells: Sequence[CellAddress], deadline: float
     ) -> dict[CellAddress, bytes | None]:
-        """What cells held before they were locked by this attempt."""
+        """Values of cells as they were before this attempt locked them."""
         columns: dict[tuple[int, bytes], list[bytes]] = {}
         for table_id, row, column in cells:
             columns.setdefault((table_id, row), []).append(column)

@@ -154,7 +154,7 @@ class Held(NamedTuple):
     counts: Mapping[str, int]
     cities: Mapping[str, str]
     found: list[tuple[str, str]]
-    """What the index has."""
+    """Entries of the index."""
     waiting: int
     """Values that were put and not exported."""
 
