@@ -67,7 +67,7 @@ class Container:
         return run(["docker", "exec", self.id, *command])
 
     def trouble(self) -> str:
-        """What its own health check, made now, complains about; empty if nothing."""
+        """The complaint of its own health check, made now; empty if there is none."""
         _, *check = self.state()["Config"]["Healthcheck"]["Test"]
         try:
             self.runs(*check)

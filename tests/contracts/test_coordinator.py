@@ -1,4 +1,4 @@
-"""What every back end of the coordinator promises. To add one, see `coordinators.py`."""
+"""Promises of every back end of the coordinator. To add one, see `coordinators.py`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TIMES = CoordinatorTimes(beat_seconds=0.02, grace_seconds=0.4, poll_seconds=0.01
 
 
 class Pausable:
-    """What a process reaches the store through. It can be stopped between any two calls."""
+    """A process's way to the store, which can be stopped between any two calls."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -119,7 +119,7 @@ class BackEnd(Protocol):
     def process(self) -> Process: ...
 
     async def damage(self, led: Leadership, role: str, key: str, data: bytes | None) -> bytes:
-        """What is stored for a value, which is replaced by `data` if there is any."""
+        """The stored form of a value, which is replaced by `data` if there is any."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What errors say: where, how often, and what to do instead."""
+"""Texts of errors: where, how often, and what to do instead."""
 
 from __future__ import annotations
 
@@ -312,7 +312,7 @@ SCHEMA = TableSchema(
 
 
 def _sent() -> list[CellMutation]:
-    """What transactions send on their way to a commit, for every kind of write."""
+    """Mutations that transactions send on their way to a commit, for every kind of write."""
     found = []
     for cell, write in WRITES.items():
         steps = WriteSteps(START, {cell: write}, inline_bytes_max=10)

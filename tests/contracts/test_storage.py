@@ -1,4 +1,4 @@
-"""What every `Storage` promises: the same tests for the one in memory and the one on LevelDB."""
+"""Promises of every `Storage`: the same tests for the one in memory and the one on LevelDB."""
 
 from __future__ import annotations
 

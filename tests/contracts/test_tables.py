@@ -1,4 +1,4 @@
-"""What every `Database` does with tables, rows, values and history; scans and bad input."""
+"""Tables, rows, values and history of every `Database`; scans and bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every transaction does, wherever its `Database` runs."""
+"""Transactions, which do the same wherever their `Database` runs."""
 
 from __future__ import annotations
 
@@ -561,7 +561,7 @@ def test_other_cells_of_the_row_are_free(db: Database, hub: Accounts) -> None:
 
 
 def _conflicts_with_a_read_lock(db: Database, of: Accounts, tx: Transaction) -> bool:
-    """Whether what `tx` has done excludes read locks: another one commits before it does."""
+    """True if the writes of `tx` exclude read locks: another one commits before it does."""
     tx.timestamp()
     with db.transaction() as other:
         other.lock("hub", of.balance, shared=True)

@@ -122,7 +122,7 @@ class Directory:
 
 
 class MemoryDisk:
-    """What is stored; the processes that see it are `MemoryFiles`."""
+    """Stored files and directories; the processes that see them are `MemoryFiles`."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(2)
@@ -269,7 +269,7 @@ class MemoryFiles:
         self.faults = Faults()
         self.killed = asyncio.Event()
         self.before_fsync: Callable[[], Awaitable[object]] | None = None
-        """What each fsync of a file waits for, if anything, to simulate a slow disk."""
+        """A wait before each fsync of a file, if there is any, to simulate a slow disk."""
         self.fsyncs = 0
         self.bytes_free = 1 << 40
         self.answers = asyncio.Event()
@@ -398,7 +398,7 @@ class MemoryFiles:
             await asyncio.get_running_loop().create_future()
 
     def survives(self, operation: str, path: Path) -> bool:
-        """Whether the process survives this call. Raises the error of the call."""
+        """True if the process survives this call. Raises the error of the call."""
         if operation in _FSYNCS:
             self.fsyncs += 1
         if self._generation != self.disk.generation and not self._is_killed:

@@ -148,7 +148,7 @@ class Calls:
         return Input("calls", kind, data, path, tuple(metadata))
 
     def _stays_here(self, method: Method, data: bytes) -> bool:
-        """Whether the request names no machine but this one: one damaged digit may name another."""
+        """True if the request names no machine but this one: one damaged digit may name another."""
         try:
             request = method.request.FromString(data)
         except DecodeError:
@@ -332,11 +332,11 @@ class Wrong(Exception):
 
 
 _STREAM_HAD_ENDED = "Internal error from Core"
-"""What gRPC's client says when a call has ended before it could send all requests of a stream."""
+"""The words of gRPC's client when a call ended before it could send all requests of a stream."""
 
 
 def judge_success(method: Method, kind: str, answers: list[bytes], role: Role) -> str:
-    """What became of a call that succeeded: "accepted", or the error of its refused part."""
+    """The outcome of a call that succeeded: "accepted", or the error of its refused part."""
     required = REQUIRED.get(method.path)
     if method.own and (required is None or role < required):
         raise Wrong(f"{method.path} was executed for the role {role.name}")

@@ -32,7 +32,7 @@ def _imported_with_guidance() -> None:
 
 
 def bodies() -> dict[str, Callable[[], Callable[[bytes], None]]]:
-    """What can be guided, by name: each makes a function that takes an input, or raises."""
+    """Targets that can be guided, by name: each makes a function that takes an input, or raises."""
     from tests.fuzz import judging
 
     return {

@@ -306,7 +306,7 @@ class _OracleTime:
 
 
 class _Cluster:
-    """What is asked."""
+    """Stands for the cluster that is asked."""
 
     def __init__(self) -> None:
         self.model = BigtableInMemory()
@@ -506,7 +506,7 @@ _VALUES: tuple[codecs.Codec[Any], ...] = (
 
 
 class Differs(Exception):
-    """What was decoded is encoded as something else, or decoded differently a second time."""
+    """A decoded value is encoded as something else, or decoded differently a second time."""
 
 
 def decode(data: bytes) -> None:
@@ -569,7 +569,7 @@ def _address(data: bytes) -> None:
 
 
 def _value(data: bytes) -> None:
-    """What a codec reads it may refuse to write: it reads more of JSON than it writes."""
+    """A codec may refuse to write a value that it reads: it reads more of JSON than it writes."""
     for codec in _VALUES:
         with suppress(PercolatorError):
             codec.encode(codec.decode(data))

@@ -296,7 +296,7 @@ def _copy(value: Any) -> Any:
 
 
 def mentions(message: Message, names: Mapping[str, frozenset[Any]]) -> bool:
-    """Whether a field with one of these names holds one of its values, anywhere in the message."""
+    """True if a field with one of these names holds one of its values, anywhere in the message."""
     for place in places(message):
         for field, value in place.ListFields():
             wanted = names.get(field.name)
@@ -308,7 +308,7 @@ def mentions(message: Message, names: Mapping[str, frozenset[Any]]) -> bool:
 
 
 def dials_only(message: Message, vocabulary: Vocabulary) -> bool:
-    """Whether every address that a server would dial is one of the vocabulary."""
+    """True if every address that a server would dial is one of the vocabulary."""
     for place in places(message):
         for field, value in place.ListFields():
             if field.name in CLOSED and value not in vocabulary.of(field.name):
@@ -392,7 +392,7 @@ class Method:
 
     @property
     def own(self) -> bool:
-        """Whether it is ours: the errors of gRPC's own services carry no details."""
+        """True if it is ours: the errors of gRPC's own services carry no details."""
         return self.path.startswith(OWN_PACKAGE)
 
     @property

@@ -87,7 +87,7 @@ class FuzzTable:
 
 @dataclass
 class Scene:
-    """What is known of the cluster at this moment."""
+    """The present knowledge of the cluster."""
 
     cluster: LocalCluster
     network: GrpcNetwork
@@ -465,13 +465,13 @@ _ANYBODY = frozenset(
         "MasterService/CreateTable",
     )
 )
-"""What may be done to the canary's tables: it must bear all of that."""
+"""Calls that may be made for the canary's tables: it must bear all of them."""
 
 _forbidden: dict[str, frozenset[object]] = {}
 
 
 def forbidden_for_canary(method: Method, data: bytes) -> bool:
-    """Whether this call would be right to destroy a canary."""
+    """True if this call would be right to destroy a canary."""
     if method.path in _ANYBODY or not method.own:
         return False
     try:

@@ -1,4 +1,4 @@
-"""What is fuzzed without a cluster: files that an operator may hand to the programs.
+"""Targets without a cluster: files that an operator may hand to the programs.
 
 A target makes inputs, and judges one by giving it to the real code. It returns "accepted", or the
 name of the typed refusal; any other exception is a finding.

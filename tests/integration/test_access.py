@@ -127,7 +127,7 @@ def _running(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 async def outcome(network: Network, address: str, method: Method) -> PercolatorError | None:
-    """What an empty request results in: None or an error about its content if access is granted."""
+    """The result of an empty request: None or an error about its content if access is granted."""
     try:
         if isinstance(method, UnaryMethod):
             await network.unary(address, method)(method.request(), SECONDS)
@@ -154,7 +154,7 @@ def kinds(found: dict[str, PercolatorError | None]) -> dict[str, type[Percolator
 async def in_frames(
     running: Running, credentials: Credentials
 ) -> dict[str, type[PercolatorError] | None]:
-    """What empty requests result in that travel in frames, by path."""
+    """Results of empty requests that travel in frames, by path."""
     found: dict[str, type[PercolatorError] | None] = {}
     for name in ("oracle", "tabletserver-1"):
         ready = running.cluster.processes[name].wait_ready(SECONDS)
@@ -258,7 +258,7 @@ async def test_a_client_refuses_a_server_of_another_name(running: Running, tmp_p
 
 
 async def through(running: Running, credentials: Credentials) -> dict[str, PercolatorError | None]:
-    """The same calls as `outcomes`, through the gateway."""
+    """Results of the calls of `outcomes`, made through the gateway."""
     gateway = running.cluster.processes["gateway"].address
     async with grpc_network(credentials) as network:
         behind = ThroughNetwork(network, [gateway])

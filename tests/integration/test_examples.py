@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Shared:
-    """What one run of `python -m examples` said, and what examples in it did."""
+    """The output of one run of `python -m examples`, and the effects of examples in it."""
 
     directory: Path
     done: subprocess.CompletedProcess[str]
@@ -124,7 +124,7 @@ def test_the_shop_agrees_with_plain_python() -> None:
 
 
 def _complaints(stderr: str) -> list[str]:
-    """What a program said on its standard error, but for transactions that a busy machine slows."""
+    """Lines of a program's standard error, but for transactions that a busy machine slows."""
     slow = re.compile(r"slow transaction: |\d+ more slow transactions were not logged")
     return [line for line in stderr.splitlines() if not slow.match(line)]
 

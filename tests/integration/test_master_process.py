@@ -115,7 +115,7 @@ def missing(store: Path) -> None:
 
 
 def refused_start(directory: Path, *service: str) -> str:
-    """What a service that refuses to start says behind its log, if it has begun one."""
+    """The message of a service that refuses to start, behind its log, if it has begun one."""
     arguments = ["--store", str(directory / "store"), "--listen=127.0.0.1:0"]
     ended = subprocess.run(
         [sys.executable, "-m", "percolator.cli", "serve", *service, *arguments],
@@ -365,7 +365,7 @@ async def damaged_and_missing_tablets_are_reported_and_the_others_serve_on(
 
 
 async def direct_read(client: Client, location: TabletLocation) -> bool:
-    """Whether the server answers a read without any master running."""
+    """True if the server answers a read without any master running."""
     target = tablets.TabletTarget(
         tablet_id=location.tablet_id, epoch=location.epoch, schema_version=1
     )
@@ -405,7 +405,7 @@ async def a_running_scan_neither_loses_nor_doubles_a_row(client: Client) -> None
         assert len(await client.locate(info.table_id)) == 3
 
         async def trimmed() -> bool:
-            """Whether each tablet knows exactly how many cells belong to it."""
+            """True if each tablet knows exactly how many cells belong to it."""
             return await client.stored_cells(info.table_id) == SCANNED_ROWS
 
         await client.until(trimmed, 20)

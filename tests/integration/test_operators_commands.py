@@ -1,4 +1,4 @@
-"""What operators do from the command line: look at rows, repair them, see who holds locks."""
+"""Commands of operators: they look at rows, repair them, and see who holds locks."""
 
 from __future__ import annotations
 
@@ -726,7 +726,7 @@ def lead_milliseconds(db: Database) -> int:
 
 
 def problems(address: str, expected: str) -> list[str]:
-    """What `status --check` finds, once it finds what is expected."""
+    """Problems that `status --check` finds, once it finds the expected one."""
     deadline = time.monotonic() + STATUS_SECONDS
     while True:
         done = CliRunner().invoke(app, ["--json", "--address", address, "status", "--check"])

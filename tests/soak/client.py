@@ -143,7 +143,7 @@ ORDERS = 100
 NOTES = 200
 ARRIVALS = 300
 ARRIVAL_ROWS = 1_200
-"""The same rows come again: a tablet remembers 16,384 recently written cells, and with new ones all
+"""Rows that come again: a tablet remembers 16,384 recently written cells, and with new ones all
 the time that would take half an hour to fill."""
 
 _OBSERVED_SECONDS_MAX = 30.0

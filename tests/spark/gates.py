@@ -46,7 +46,7 @@ def gate(name: str) -> None:
 
 
 class Gates:
-    """The same gates, for the test."""
+    """The test's side of the gates."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -109,7 +109,7 @@ class GatedDataSource(PercolatorDataSource):
 
 
 class _Gated:
-    """What both have in common."""
+    """Calls that both have in common."""
 
     def __init__(self, table: str, inner: Any) -> None:
         self._table = table

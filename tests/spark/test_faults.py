@@ -445,7 +445,7 @@ class Stream:
 
 
 class Struck:
-    """What the driver was doing when it was killed."""
+    """The work of the driver when it was killed."""
 
     def __init__(self) -> None:
         self.writes: dict[str, Write] = {}
@@ -634,7 +634,7 @@ def test_whatever_was_made_before_a_restart_of_the_cluster_works_after_it(
 
 
 def _without(options: dict[str, str]) -> dict[str, str]:
-    """Those that `together` does not give."""
+    """Options that `together` does not give."""
     return {name: value for name, value in options.items() if name != "address"}
 
 

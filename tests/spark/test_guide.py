@@ -1,4 +1,4 @@
-"""What docs/spark.md shows does what it says."""
+"""Code of docs/spark.md, which does what the text says."""
 
 from __future__ import annotations
 

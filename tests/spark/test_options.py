@@ -380,7 +380,7 @@ def _contains(rows: RowRanges, row: bytes) -> bool:
 
 
 def _chosen(catalogue: FrameCatalog | None, stored: Any, **options: Any) -> bool:
-    """Whether these options choose the row with this key."""
+    """True if these options choose the row with this key."""
     row = stored if catalogue is None else catalogue.key_codec.encode(stored)
     return _contains(chosen_rows(options, catalogue), row)
 

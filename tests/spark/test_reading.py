@@ -393,7 +393,7 @@ CHOSEN: dict[str, tuple[dict[str, str], str]] = {
 
 @dataclass
 class Twins:
-    """The same rows in Percolator and in a Parquet file, as frames and as views."""
+    """Rows that are both in Percolator and in a Parquet file, as frames and as views."""
 
     spark: SparkSession
     frames: dict[str, tuple[DataFrame, DataFrame]]
@@ -493,7 +493,7 @@ def anti_join(source: Source, name: str, one: str, other: str) -> DataFrame:
 
 
 def cached(source: Source, name: str, one: str, other: str) -> DataFrame:
-    """What is cached is a part; what is asked next, another one."""
+    """A frame whose cached part is another one than the part asked for next."""
     part = source(name).where(one).cache()
     try:
         part.count()

@@ -442,7 +442,7 @@ def batch(**columns: list[Any]) -> pa.RecordBatch:
 
 
 def latin(text: str) -> pa.Array:
-    """What `CAST(bytes AS STRING)` makes of text in another encoding: Spark keeps the bytes."""
+    """The result of `CAST(bytes AS STRING)` of text in another encoding: Spark keeps the bytes."""
     return pa.array(["é", text.encode("latin-1")], pa.binary())[1:].view(pa.string())
 
 

@@ -25,7 +25,7 @@ class UnaryNetwork(ABC):
     async def answer(
         self, address: str, method: UnaryMethod[Any, Any], request: Any, timeout: float
     ) -> Any:
-        """What the server at this address answers; raises what the call is to fail with."""
+        """The answer of the server at this address; raises what the call is to fail with."""
 
     def unary(
         self, address: str, method: UnaryMethod[RequestT, ResponseT]

@@ -161,7 +161,7 @@ _WAITS_SECONDS = 0.5
 
 
 class _Told(NamedTuple):
-    """What one attempt to run was told."""
+    """The arguments of one attempt to run."""
 
     observer: str
     at: int
@@ -257,8 +257,8 @@ class Inverted(Workload):
         yield from self._wrongly_told(ending)
 
     def _wrongly_told(self, ending: Ending) -> Iterable[str]:
-        """What runs were told, whether they have committed or not, and is not what the last one
-        that had committed by then has seen."""
+        """Values that runs, committed or not, were told as seen before, where the last run that had
+        committed by then has seen others."""
         values: dict[bytes, list[tuple[int, bytes | None]]] = defaultdict(list)
         runs: dict[tuple[str, bytes], list[tuple[int, int]]] = defaultdict(list)
         for record in ending.committed():

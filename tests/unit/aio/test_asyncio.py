@@ -113,7 +113,7 @@ async def test_a_coroutine_function_is_run_again_after_a_conflict(db: Database) 
 
 
 class Service:
-    """What `self` is, if a method is decorated."""
+    """The object whose method is decorated."""
 
     def run(self, *arguments: object, **keywords: object) -> None:
         pytest.fail("this is no transaction")

@@ -82,7 +82,7 @@ async def lasting(db: Database) -> AsyncIterator[SharedTransaction]:
 def unanswered(
     cluster: Cluster, how: str = "silent", *, error: type[PercolatorError] = OutcomeUnknown
 ) -> Iterator[pytest.ExceptionInfo[Any]]:
-    """What is called meanwhile gets no answer, and raises this error."""
+    """Calls made meanwhile get no answer, and raise this error."""
     setattr(cluster, how, True)
     with pytest.raises(error) as caught:
         yield caught

@@ -1,4 +1,4 @@
-"""What becomes of tables that an interrupted import has left closed, if it cannot go on."""
+"""Tables that an interrupted import has left closed, if it cannot go on."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LoadedCluster(ClusterInMemory):
 
 
 class Loaded(NamedTuple):
-    """What tests use."""
+    """Parts that tests use."""
 
     database: aio.Database
     cluster: LoadedCluster
@@ -546,7 +546,7 @@ def places(record: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 def inside_of(record: Any, place: tuple[Any, ...]) -> Any:
-    """What holds the entry at this place."""
+    """The container of the entry at this place."""
     for key in place[:-1]:
         record = record[key]
     return record
@@ -676,7 +676,7 @@ async def exported_queue(mails: ExportQueue[str, int], values: Iterable[int], pa
 
 
 async def taken_by(at: Any, mails: ExportQueue[str, Any], most: int) -> Sequence[Entry[str, Any]]:
-    """What one run takes from the queue, whose keys are all in one bucket."""
+    """Entries that one run takes from the queue, whose keys are all in one bucket."""
     async with at.database.transaction() as tx:
         return await mails._take(tx, mails._rows.bucket(mails.key_bytes("ann")), most)
 

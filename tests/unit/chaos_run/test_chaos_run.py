@@ -76,7 +76,7 @@ class Missing(Counted):
 
 
 class FaultLog:
-    """What was in effect at the same time."""
+    """Faults that were in effect at the same time."""
 
     def __init__(self) -> None:
         self.order: list[str] = []

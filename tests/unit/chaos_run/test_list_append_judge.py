@@ -123,7 +123,7 @@ class NaiveStore:
 
 
 def is_snapshot_isolation(transactions: Sequence[Transaction]) -> bool:
-    """Whether any order of all snapshots and commits explains what was read, in real time.
+    """True if any order of all snapshots and commits explains what was read, in real time.
 
     Unknown outcomes are tried both ways. For few transactions only.
     """
@@ -443,7 +443,7 @@ def future_read(history: list[Transaction], random: Random) -> list[Transaction]
 
 
 def other_outcome(history: list[Transaction], random: Random) -> list[Transaction]:
-    """What was acknowledged was not done, or what was refused was done."""
+    """A history with one outcome inverted: done but refused, or acknowledged but not done."""
     at = random.randrange(len(history) - 1)
     opposite = {Outcome.COMMITTED: Outcome.ABORTED, Outcome.ABORTED: Outcome.COMMITTED}
     outcome = opposite.get(history[at].outcome, Outcome.COMMITTED)

@@ -76,7 +76,7 @@ class Call:
         self._names = names
         self._request: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.begun = False
-        """Whether somebody receives its request."""
+        """True once somebody receives its request."""
 
     def peer(self) -> str:
         return self._peer

@@ -287,7 +287,7 @@ async def test_a_directory_that_cannot_be_deleted_does_not_keep_those_of_other_l
 
 
 LATE_SECONDS = 0.6 * BEAT_SECONDS
-"""What a busy machine adds to the interval between two signs of life."""
+"""The time that a busy machine adds to the interval between two signs of life."""
 
 
 class SlowFiles:

@@ -258,7 +258,7 @@ MOUNTINFO = """
 def test_only_of_known_local_devices_a_stat_needs_no_thread(
     device: tuple[int, int], may_wait: bool
 ) -> None:
-    """What is not known, as the devices that btrfs invents, may wait."""
+    """Unknown devices, such as those that btrfs invents, may wait."""
     assert waits(os.makedev(*device), MOUNTINFO) is may_wait
 
 

@@ -190,7 +190,7 @@ async def test_an_error_that_passes_is_survived_however_often(at: Watched) -> No
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
 async def test_a_store_that_takes_nothing_more_is_not_gone(at: Watched, number: int) -> None:
-    """What is stored there can be read, and space may be freed."""
+    """The store can still be read, and space may be freed."""
     at.files.faults.fail("create", times=1_000, number=number)
     await at.clock.sleep(10 * LASTING_SECONDS)
     assert not at.gone

@@ -486,7 +486,7 @@ def test_the_first_refresh_of_top_has_rates(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class _Connection:
-    """What the commands use of a connection to a cluster with two lock services."""
+    """The part of a connection that commands use, to a cluster with two lock services."""
 
     timeout_seconds = 5.0
 
@@ -581,7 +581,7 @@ run = CliRunner()
 
 @pytest.fixture(name="model")
 def connected_model(monkeypatch: pytest.MonkeyPatch) -> BigtableInMemory:
-    """What the commands connect to, as if it were the service."""
+    """A model that the commands connect to, as if it were the service."""
     model = BigtableInMemory()
     model.app_profiles["one"] = GOOD
     monkeypatch.delenv("BIGTABLE_EMULATOR_HOST", raising=False)

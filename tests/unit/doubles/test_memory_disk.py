@@ -1,4 +1,4 @@
-"""What a power cut, a kill and a failing disk leave of files in memory."""
+"""Files in memory after a power cut, a kill, and with a failing disk."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def write_durably(files: MemoryFiles, name: str, data: bytes) -> None:
 async def after_power_cut(
     disk: MemoryDisk, chance: random.Random | None = None
 ) -> dict[str, bytes]:
-    """What a process finds that starts after a power cut."""
+    """Files that a process finds which starts after a power cut."""
     disk.cut_power(chance)
     files = MemoryFiles(disk)
     return {name: await files.read(STORE / name, bytes_max=100) for name in await files.list(STORE)}

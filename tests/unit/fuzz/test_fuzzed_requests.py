@@ -1,4 +1,4 @@
-"""What `make fuzz` sends: every method of every service, and nothing to another machine."""
+"""Requests of `make fuzz`: to every method of every service, and none to another machine."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def write(
 
 
 def commits_primary(request: tablets.MutateRequest) -> bool:
-    """Whether it holds the commit of a primary: three conditions, and no data of a prewrite."""
+    """True if it holds the commit of a primary: three conditions, and no data of a prewrite."""
     return any(
         len(mutation.conditions) == 3 and len(mutation.changes) > 1
         for batch in request.batches
@@ -161,7 +161,7 @@ class Site:
         return started
 
     def kill(self, gateway: Gateway) -> None:
-        """What it has sent may still arrive. It gets no answers, and sends nothing more."""
+        """Ends it: it gets no answers, and sends nothing more. Messages under way may arrive."""
         self._networks[id(gateway)].handlers.clear()
 
 

@@ -35,7 +35,7 @@ from tests.unit.isolation.histories import (
 
 @dataclass(frozen=True)
 class Bad:
-    """What must be reported about a history, and how often at most."""
+    """Findings that must be reported about a history, and how often at most."""
 
     history: History
     kind: ViolationKind

@@ -573,7 +573,7 @@ def _record(transaction: TransactionRecord, key: CellKey) -> tuple[RecordKind, b
 
 
 def _stored(recorded: History, store: SmallStore, chance: Random) -> list[Cell]:
-    """What the clients of a history would have left, some secondaries not yet committed."""
+    """Cells that the clients of a history would have left, some secondaries not yet committed."""
     cells = []
     for record in recorded:
         commit_ts = store.resolve(record)

@@ -170,7 +170,7 @@ class ModelCluster:
         self._count = 0
         self._tasks_before = asyncio.all_tasks()
         self._tasks_of_the_killed: set[asyncio.Task[Any]] = set()
-        """Those that wait for dead files wait forever. Without a reference they would be collected
+        """Tasks that wait for dead files wait forever. Without a reference they would be collected
         in the middle, which a real process does not live to see."""
         self._registering = asyncio.create_task(self._register_forever())
 
@@ -615,7 +615,7 @@ class Stored:
     sealed: bool = False
     damaged: bool = False
     unreadable: bool = False
-    """Whether it can be taken over, but not opened."""
+    """True if it can be taken over, but not opened."""
 
 
 class ModelStore:

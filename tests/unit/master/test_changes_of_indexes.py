@@ -59,7 +59,7 @@ def tables(world: ModelCluster) -> dict[str, Table]:
 
 
 def versions(world: ModelCluster, table: pb.Table) -> set[int]:
-    """Those under which its tablets judge."""
+    """Versions of the schema under which its tablets judge."""
     return {one.schema_version for one in world.open_tablets() if one.table_id == table.table_id}
 
 

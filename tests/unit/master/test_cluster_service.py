@@ -375,7 +375,7 @@ def server_of_address(kind: ServiceKind, address: str = HERE) -> Server:
 
 
 class Process:
-    """What listens at an address: its health service knows its services, as in a real process."""
+    """A process at an address: its health service knows its services, as in a real one."""
 
     def __init__(self, kind: ServiceKind) -> None:
         self._health = Health()

@@ -304,7 +304,7 @@ STRIDE = 6
 
 
 class Acknowledged:
-    """What was acknowledged to a client, and must therefore never be lost."""
+    """Changes that were acknowledged to a client, and must therefore never be lost."""
 
     def __init__(self) -> None:
         self.tables: dict[str, int] = {}

@@ -66,7 +66,7 @@ EXPECTED = (
 
 
 class _Identity(NamedTuple):
-    """What no two tables have in common."""
+    """The fields that no two tables have in common."""
 
     name: str
     created_at: int
@@ -74,7 +74,7 @@ class _Identity(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """What a version of a table's schema says."""
+    """The content of one version of a table's schema."""
 
     ttls: tuple[tuple[bytes, int], ...]
     change_feed: bool
@@ -92,7 +92,7 @@ class Told:
     def __init__(self) -> None:
         self.tables: dict[int, _Identity] = {}
         self.schemas: dict[tuple[int, int], Schema] = {}
-        """What each version of a table's schema says."""
+        """The content of each version of a table's schema."""
         self.newest: dict[int, int] = {}
 
     def note(self, table: pb.Table) -> None:
@@ -115,7 +115,7 @@ class Name:
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_certain = True
-        """Whether the client has heard what became of its last request."""
+        """True if the client has heard what became of its last request."""
         self.table: pb.Table | None = None
         """As it was acknowledged; None without a table, or if that is not certain."""
         self.created_by = b""
@@ -462,7 +462,7 @@ class RandomChanges:
         assert not unserved, f"nobody serves {unserved}"
 
     def _judge(self, tables: dict[int, pb.Table]) -> None:
-        """What a master lists at the end."""
+        """Checks the tables that a master lists at the end."""
         for table in tables.values():
             self.told.note(table)
         for key, version in self.told.newest.items():

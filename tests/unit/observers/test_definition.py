@@ -1,4 +1,4 @@
-"""What can be an observer, and how everything else is refused."""
+"""Functions that can be observers, and how everything else is refused."""
 
 from __future__ import annotations
 

@@ -387,7 +387,7 @@ _OBSERVER = b"watcher"
 
 
 class Observer:
-    """What a pass asks about."""
+    """An observer that a pass asks about."""
 
     id = _OBSERVER
 

@@ -257,7 +257,7 @@ async def test_work_that_waits_for_a_pause_is_dropped_with_its_observer() -> Non
 
 
 async def test_a_run_handles_a_thousand_notifications_of_one_cell() -> None:
-    """What is not known is only found again by scans, a few at a time."""
+    """Unknown notifications are only found again by scans, a few at a time."""
     queue, some = Queue(), watched()
     for timestamp in range(1_000):
         queue.offer(some, b"a", b"source", [timestamp])

@@ -546,7 +546,7 @@ SEEDS = range(KILLED, 3)
 
 
 def after(disk: MemoryDisk, seed: int) -> MemoryFiles:
-    """What the next process finds."""
+    """Files that the next process finds."""
     if seed != KILLED:
         disk.cut_power(None if seed == ALL_LOST else random.Random(seed))
     return MemoryFiles(disk)

@@ -237,7 +237,7 @@ def test_more_than_a_batch_is_combined_in_several_runs(db: Database) -> None:
 def test_keys_with_more_bytes_than_a_transaction_may_write_are_combined_in_several_runs(
     db: Database,
 ) -> None:
-    """What is added may be small, and what it is added to large, such as the union of many sets."""
+    """An addition may be small, and its sum large, such as the union of many sets."""
     letters = CombineQueue(
         "letters",
         key=codecs.ordered_integer,

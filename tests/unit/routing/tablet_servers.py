@@ -171,7 +171,7 @@ def moved(*locations: TabletLocation) -> TabletMoved:
 
 
 def failure(answer: object) -> tuple[type[PercolatorError], Retry]:
-    """What kind of error an answer is, and whether the call may be repeated."""
+    """The kind of error that an answer is, and whether the call may be repeated."""
     assert isinstance(answer, PercolatorError)
     return type(answer), answer.retry
 

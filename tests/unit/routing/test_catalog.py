@@ -55,7 +55,7 @@ class SlowMaster(UnaryNetwork):
         self.missing = 0
         """At the first so many calls, there is no such table yet."""
         self.error: ExecutionUnknown | None = None
-        """What it answers instead."""
+        """The answer that it gives instead."""
 
     async def answer(
         self, address: str, method: UnaryMethod[Any, Any], request: Any, timeout: float
@@ -205,7 +205,7 @@ async def test_a_table_that_was_created_too_late_is_not_requested_again() -> Non
 
 
 class _SomeMasters(SlowMaster):
-    """Those at some addresses do not lead, or do not answer at all."""
+    """Masters of which those at some addresses do not lead, or do not answer at all."""
 
     def __init__(self, **problems: PercolatorError) -> None:
         super().__init__(0.01, pb.ListTablesResponse())

@@ -525,7 +525,7 @@ async def test_malformed_answers_to_reads_leave_no_call_behind(
 
 
 def _reports() -> list[BaseException]:
-    """What the event loop is told of from now on."""
+    """Errors that the event loop is told of from now on."""
     found: list[BaseException] = []
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: found.append(context["exception"])

@@ -177,7 +177,7 @@ class _Tables:
 
 
 class Loading(NamedTuple):
-    """What tests of bulk loads use."""
+    """Parts that tests of bulk loads use."""
 
     database: aio.Database
     cluster: LoadingCluster

@@ -348,7 +348,7 @@ class _Pair:
                 assert self._note(row, READS) == self._below
 
     def _is_comparable(self, step: pb.Mutation) -> bool:
-        """Whether a row refuses the step if the tablet does: that has one safe point for all."""
+        """True if a row refuses the step if the tablet does: that has one safe point for all."""
         start = mapping.mapped(step, TIMES).start
         return start >= self._ended_below or start < self._note(step.row, TRANSACTIONS)
 

@@ -297,7 +297,7 @@ def pushes_are_passed(patch: Patch) -> None:
 
 
 def the_end_is_not_asked_for(patch: Patch) -> None:
-    """What was given up is committed by a late message."""
+    """Plants a bug: a group that was given up is committed by a late message."""
     correct = mutations.grouped
 
     def wrong(steps_: Sequence[Step], ranges_max: int, times: Times) -> mutations.Group:

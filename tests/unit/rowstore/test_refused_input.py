@@ -1,4 +1,4 @@
-"""What a store or its contents make impossible is refused by its name, and nothing is half done."""
+"""Refusals, by name, of calls that a store or its contents make impossible; none is half done."""
 
 from __future__ import annotations
 

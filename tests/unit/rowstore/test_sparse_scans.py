@@ -207,7 +207,7 @@ async def test_taking_a_part_that_broke_off_for_the_last_is_found(
 
 
 async def test_a_scan_that_broke_off_goes_on_after_the_pause_that_was_asked_for() -> None:
-    """What was found is there at once, and only the next call waits."""
+    """Rows found before are there at once, and only the next call waits."""
     rows = await ModelStore().opened()
     for key in KEYS:
         await written(rows, key, [b"usual"])

@@ -311,7 +311,7 @@ async def test_a_handler_can_learn_how_long_its_caller_waits(stage: Stage) -> No
 
 
 def _outcome(*fates: Fault | None, seconds: float = 0.0) -> tuple[str, list[str], dict[Fault, int]]:
-    """What the caller of one call got, what the handler did, and what was counted."""
+    """The caller's answer to one call, the handler's calls, and the counted faults."""
 
     async def play(stage: Stage) -> tuple[str, list[str], dict[Fault, int]]:
         stage.handler.seconds = seconds
@@ -453,7 +453,7 @@ def test_impossible_probabilities_are_refused(impossible: dict[str, Any], said: 
 
 
 def _through(stage: Stage) -> asyncio.Future[str]:
-    """Whether a call gets through, and if not, whether its request did."""
+    """A call whose result says whether it got through, and if not, whether its request did."""
 
     async def program(incarnation: Incarnation) -> str:
         executed = len(stage.handler.log)

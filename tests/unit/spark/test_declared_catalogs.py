@@ -267,7 +267,7 @@ async def test_a_pin_that_was_lost_is_not_shared() -> None:
 
 
 async def test_reads_of_the_past_have_pins_of_their_own() -> None:
-    """Whether the table still has that moment is only known once the pin is set."""
+    """A table may have no such past any more, which is only known once the pin is set."""
     pins, database = reads()
     await pins.hold(moment(0), "pages", 100.0, is_new=True)
     for past in (-1, 0, 1):

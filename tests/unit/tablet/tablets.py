@@ -1,4 +1,4 @@
-"""What the tests of tablets use to build and drive them."""
+"""Tools with which tests build and drive tablets."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Rig:
         self.commits: dict[int, int] = {}
         """By start timestamp: what primaries say when they are asked."""
         self.asked: list[Sequence[tuple[CellAddress, int]]] = []
-        """What was asked of primaries."""
+        """Questions that were asked of primaries."""
 
     async def _commits_of(self, transactions: Sequence[tuple[CellAddress, int]]) -> list[int]:
         self.asked.append(transactions)
@@ -383,7 +383,7 @@ async def collected(rig: Rig, below: int) -> int:
 
 
 def noted(row: bytes, column: bytes, end: int, value: bytes) -> pb.Mutation:
-    """What an observer has written next to a cell."""
+    """The acknowledgement that an observer has written next to a cell."""
     hidden = acknowledgement_column(b"observer", column)
     return mutation(row, put(WRITE, write_record(end - 1, value), end), column=hidden)
 
@@ -505,7 +505,7 @@ async def look(rig: Rig, after: int, until: int) -> tuple[int, int]:
 
 
 def before(page: pb.ScanChangesResponse) -> list[bytes | None]:
-    """What the cells were before the changes of a page."""
+    """Values of the cells before the changes of a page."""
     found = page.found
     return [
         None if at in found.new_cells else value for at, value in enumerate(found.values_before)

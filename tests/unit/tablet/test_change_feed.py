@@ -92,7 +92,7 @@ def feed_keys(disk: DurableMemory) -> list[bytes]:
 
 @asynccontextmanager
 async def between_two_pages(rig: Rig, error: type[PercolatorError]) -> AsyncIterator[None]:
-    """What happens after the first page of a scan, whose second one fails because of it."""
+    """The time after the first page of a scan: what is done in it makes the second one fail."""
     await rig.apply(*(written(b"%d" % n, n, n + 1, b"v") for n in range(1, 9)))
     request = pb.ScanChangesRequest(target=TARGET, after=0, until=20, page_bytes_max=1)
     pages = rig.tablet.scan_changes(request)

@@ -523,7 +523,7 @@ async def test_the_acknowledgement_of_a_dead_letter_stays_wherever_it_is_stored(
 
 
 async def last_seen(rig: Rig, row: bytes, at: int, **fields: Any) -> list[bytes]:
-    """What the run that began then has seen. Raises the refusal."""
+    """Values that the run which began then has seen. Raises the refusal."""
     asked = {"acknowledgement": acknowledgement_column(b"observer", COLUMN), **fields}
     read = pb.RowRead(row=row, columns=[COLUMN], timestamp=at, **asked)
     result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))
@@ -729,7 +729,7 @@ def test_only_the_milliseconds_of_both_timestamps_count(sequence: int) -> None:
 
 
 async def _seen(rig: Rig, row: bytes, timestamp: int) -> list[bytes | None]:
-    """What each way of reading says about the cell."""
+    """Values of the cell, by each way of reading."""
     ways = [list((await rig.read_row(row, timestamp)).found.values)]
     for fields in ({}, {"columns": [COLUMN]}, {"reverse": True}):
         pages = await rig.scan(timestamp, **fields)

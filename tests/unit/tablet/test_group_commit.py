@@ -82,7 +82,7 @@ async def test_nothing_is_judged_against_what_is_not_durable(rig: Rig) -> None:
 
 
 async def test_readers_neither_see_nor_wait_for_what_is_not_durable(rig: Rig) -> None:
-    """What a power cut can undo must not have been read, and an fsync must not stop reads."""
+    """A power cut must undo nothing that was read, and an fsync must not stop reads."""
     await rig.apply(written(b"a", 5, 6, b"old"))
     started_at = asyncio.get_running_loop().time()
     writing = await under_way(rig.mutate(written(b"a", 10, 20, b"new"), prewrite(b"b", 11)))
@@ -293,7 +293,7 @@ async def test_a_bug_leaves_no_caller_waiting_for_an_answer() -> None:
 async def test_a_bug_after_the_write_stops_the_tablet_and_leaves_its_batch_unknown(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is durable but only half known to memory must be neither judged nor read: a lock that
+    """Writes that memory only half knows must be neither judged nor read: a lock that
     the mirror does not know would block no one."""
     asyncio.get_running_loop().set_exception_handler(lambda _, context: None)
 

@@ -1,4 +1,4 @@
-"""What a tablet finds in its storage when it is opened, and what it refuses."""
+"""Storage that a tablet finds when it is opened, and storage that it refuses."""
 
 from __future__ import annotations
 

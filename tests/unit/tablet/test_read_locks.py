@@ -411,7 +411,7 @@ Interval = tuple[int, int]
 
 
 class _Cell:
-    """What is known of one cell: who is writing or reading it, and who has."""
+    """Knowledge of one cell: who is writing or reading it, and who has."""
 
     def __init__(self) -> None:
         self.writer = 0

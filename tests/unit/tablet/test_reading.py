@@ -202,7 +202,7 @@ async def wide_rig(columns: int) -> Rig:
 
 
 async def test_one_read_cannot_ask_for_more_than_an_answer_may_hold() -> None:
-    """The same large value, named ten thousand times, is a short request."""
+    """A large value, named ten thousand times, is a short request."""
     rig = await wide_rig(12)
     greedy = [pb.RowRead(row=row, columns=[COLUMN] * 50) for row in (b"row", b"apart")]
     for read in (*greedy, pb.RowRead(row=b"wide", all_columns=True)):
@@ -444,7 +444,7 @@ async def test_columns_that_a_walk_does_not_remember_are_read_as_the_others(
 async def test_a_page_that_ends_at_the_empty_row_is_not_followed_by_all_rows(
     page_entries_max: int, reverse: bool
 ) -> None:
-    """What remains before it is an empty range, whose end looks like that of the table."""
+    """The range before it is empty, and its end looks like that of the table."""
     rows = [b"", b"a", b"b"]
     rig = await Rig(page_entries_max=page_entries_max).open()
     await rig.apply(*(written(row, 5, 6, b"v") for row in rows))

@@ -369,7 +369,7 @@ async def lock_many(rig: Rig, first: int, count: int = LOCKS) -> int:
 
 
 async def named(rig: Rig) -> list[int | None]:
-    """What the lock-only records name, newest first."""
+    """Timestamps that the lock-only records name, newest first."""
     records = [WriteRecord.decode(cell.value) for cell in await rig.cells(WRITE)]
     return [one.last_change for one in records if one.kind is RecordKind.LOCK_ONLY]
 

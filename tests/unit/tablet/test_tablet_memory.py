@@ -1,4 +1,4 @@
-"""What a tablet keeps in memory: ordered keys, live notifications, recent commits, rates."""
+"""A tablet's memory: ordered keys, live notifications, recent commits, rates."""
 
 from __future__ import annotations
 

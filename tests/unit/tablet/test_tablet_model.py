@@ -105,7 +105,7 @@ class NaiveTablet:
         return pb.MutationResult(outcome=pb.OUTCOME_APPLIED)
 
     def _is_out_of_order(self, mutation: pb.Mutation, change: pb.Change) -> bool:
-        """Whether a put or deletion is just below a lock-only commit that names an older one."""
+        """True if a put or deletion is just below a lock-only commit that names an older one."""
         if change.kind != pb.Change.KIND_PUT or change.space != cells_pb2.SPACE_WRITE:
             return False
         above = [

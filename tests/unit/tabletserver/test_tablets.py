@@ -123,7 +123,7 @@ async def test_a_schema_version_ordered_while_the_tablet_is_opened_again_is_judg
 
 
 def _before_loading(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Awaitable[object]]) -> None:
-    """What comes before a tablet that is opened takes in what is stored."""
+    """Does some work before a tablet that is opened takes in what is stored."""
     load = opening.load
 
     async def later(state: TabletState) -> None:
@@ -604,7 +604,7 @@ async def add(files: MemoryFiles, name: str) -> None:
 
 
 async def owned(files: MemoryFiles, epoch: int, served_epoch: int) -> list[str]:
-    """What the owner at `epoch` serves."""
+    """Names that the owner at `epoch` serves."""
     store = SharedDirectoryStore(files, ROOT, DiskThreads(0, "none"))
     tablet = TabletIdentity(table_id=1, tablet_id=7, epoch=epoch, start=b"", end=b"")
     ancestry = Ancestry(must_exist=True, served_epoch=served_epoch)
@@ -653,7 +653,7 @@ async def test_epochs_that_were_used_and_never_served_are_not_missed(served_epoc
 
 
 async def refusal(epoch: int, *names: str) -> TabletMoved:
-    """What a claimant at `epoch` is told where these directories are."""
+    """The refusal of a claimant at `epoch` where these directories are."""
     files = made(TABLET)
     for name in names:
         await files.make_directory(TABLET / name)

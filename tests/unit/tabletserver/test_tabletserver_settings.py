@@ -1,4 +1,4 @@
-"""What a tablet server refuses to be started with."""
+"""Settings that a tablet server refuses to be started with."""
 
 from __future__ import annotations
 

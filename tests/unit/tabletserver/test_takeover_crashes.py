@@ -98,7 +98,7 @@ async def test_after_a_claimant_died_anywhere_the_next_one_has_everything(power:
 
 
 async def test_an_epoch_that_was_withdrawn_is_no_source_after_a_power_cut() -> None:
-    """What was deleted under its live name may stay deleted, and the live name may come back."""
+    """Files deleted under the live name may stay deleted, and the live name may come back."""
 
     async def meet_another(files: Files, source: Path, target: Path) -> None:
         await clone_leveldb(files, source, target)
