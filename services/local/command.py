@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from percolator.cli.connection import confirm
+from percolator.observers.definition import load
 from percolator.services.local import directory, launcher
 from percolator.services.local.cluster import START_SECONDS
 from percolator.services.local.directory import DEFAULT_DATA, State, data_option
@@ -198,6 +199,9 @@ def up(
     )
     if detach:
         where = data or DEFAULT_DATA
+        for reference in plan.observers:
+            # Nobody would hear of a worker that exits in the background.
+            load(reference)
         stop = f"`percolator dev down{directory.data_option(where)}` stops it; the data stays."
         _show(launcher.detach(where, plan, _say), where, stop)
     elif temporary:

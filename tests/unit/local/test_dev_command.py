@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -238,6 +239,30 @@ def test_a_plan_survives_the_way_to_the_background() -> None:
         *("--observers=shop:a", "--observers=shop:b", "--certificates", "c"),
         *("--start-timeout", "90.0"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "observers: module 'stock' cannot be imported: ModuleNotFoundError: "),
+        ("1 / 0", "observers: module 'stock' cannot be imported: ZeroDivisionError: "),
+        ("observer = []", "observers: module 'stock' has no 'observers'; did you mean 'observer'?"),
+        ("observers = []", "stock:observers: is empty: "),
+    ],
+)
+def test_in_the_background_observers_that_cannot_run_are_refused_before_anything_starts(
+    here: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, reason: str
+) -> None:
+    """In a terminal, the worker's exit is told, and the corrected module runs."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    if text is not None:
+        (here / "stock.py").write_text(text)
+    try:
+        line = refused("--port", "0", "--detach", "--observers", "stock:observers")
+    finally:
+        sys.modules.pop("stock", None)
+    assert line.startswith(f"error: {reason}")
+    assert not (here / ".percolator").exists()
 
 
 def test_workers_are_one_if_there_are_observers(monkeypatch: pytest.MonkeyPatch) -> None:
