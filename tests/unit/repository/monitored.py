@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import promql_parser
 
@@ -14,12 +15,22 @@ _ALERT = re.compile(r"- alert: (\w+)\n +expr: (?:>-\n)?((?:.|\n)*?)\n +(?:for|la
 
 def panels() -> dict[str, list[str]]:
     """The queries of each panel, by title."""
-    dashboard = json.loads((MONITORING / "grafana/dashboards/percolator.json").read_text())
     return {
         panel["title"]: [target["expr"] for target in panel["targets"]]
-        for panel in dashboard["panels"]
+        for panel in _dashboard()["panels"]
         if panel["type"] != "row"
     }
+
+
+def places_of_panels() -> list[dict[str, int]]:
+    """The place and size of each panel and each row's title: x, y, w and h."""
+    return [panel["gridPos"] for panel in _dashboard()["panels"]]
+
+
+def _dashboard() -> dict[str, Any]:
+    text = (MONITORING / "grafana/dashboards/percolator.json").read_text()
+    dashboard: dict[str, Any] = json.loads(text)
+    return dashboard
 
 
 def alerts() -> dict[str, str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.unit.repository.monitored import alerts, metrics_in, panels
+from tests.unit.repository.monitored import alerts, metrics_in, panels, places_of_panels
 
 GUIDE = Path(__file__).parents[3] / "docs" / "operating.md"
 
@@ -28,6 +29,24 @@ def test_calls_without_permission_raise_an_alert_wherever_they_are_refused() -> 
         "percolator_rpc_finished_total",
         "percolator_gateway_forwarded_total",
     }
+
+
+def test_a_dashboard_shows_all_that_is_measured_about_the_queues_of_cells() -> None:
+    documented = (GUIDE.parent / "metrics.md").read_text()
+    measured = set(re.findall(r"`(percolator_tabletserver_tablet_turns?_\w+)`", documented))
+    shown = {name for queries in panels().values() for one in queries for name in metrics_in(one)}
+    assert measured
+    assert measured - shown == set()
+
+
+def test_no_two_panels_of_the_dashboard_overlap() -> None:
+    places = [
+        (place["x"] + x, place["y"] + y)
+        for place in places_of_panels()
+        for x in range(place["w"])
+        for y in range(place["h"])
+    ]
+    assert len(places) == len(set(places))
 
 
 def test_metrics_are_found_wherever_a_query_has_them() -> None:
