@@ -307,7 +307,7 @@ class RunPool:
                 counters.cells.lost_at(error.cell)
             if len(run.open) > 1:
                 watched.batch_max = max(watched.batch_max // 2, 1)
-                self._part(run.open)
+                self._run_each_alone(run.open)
             elif self._line.lost(run.open[0], error):
                 self._repeat(run.open[0], _CONFLICT_SECONDS)
             else:
@@ -338,7 +338,7 @@ class RunPool:
             for one in run.handled:  # not before: another task would take what has changed since
                 self._handled(one, run.start)
 
-    def _part(self, works: Sequence[Work]) -> None:
+    def _run_each_alone(self, works: Sequence[Work]) -> None:
         """Runs each of a batch alone: one of them may keep the others from committing."""
         for one in works:
             one.is_alone = True
@@ -440,7 +440,7 @@ class RunPool:
                 len(works),
                 text,
             )
-            self._part(works)
+            self._run_each_alone(works)
             return
         counters.failures += 1
         work.leave()

@@ -252,9 +252,9 @@ def notification_deleted_before_the_run(patch: Patch) -> None:
 
 def batch_that_failed_counts_as_handled(patch: Patch) -> None:
     """The others of its rows, although only one may be to blame."""
-    correct = RunPool._part
+    correct = RunPool._run_each_alone
 
-    @in_place_of(patch, RunPool, "_part")
+    @in_place_of(patch, RunPool, "_run_each_alone")
     def wrong(self: RunPool, works: Sequence[Work]) -> None:
         correct(self, works[:1])
         for work in works[1:]:
@@ -263,9 +263,9 @@ def batch_that_failed_counts_as_handled(patch: Patch) -> None:
 
 def rest_of_a_failed_batch_is_forgotten(patch: Patch) -> None:
     """It is not run again, and this worker ignores it when it is found."""
-    correct = RunPool._part
+    correct = RunPool._run_each_alone
 
-    @in_place_of(patch, RunPool, "_part")
+    @in_place_of(patch, RunPool, "_run_each_alone")
     def wrong(self: RunPool, works: Sequence[Work]) -> None:
         correct(self, works[:1])
 
