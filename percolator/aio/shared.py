@@ -35,6 +35,7 @@ from percolator.errors import (
     OutcomeUnknown,
     PercolatorError,
     SchemaError,
+    TransactionTooLarge,
     UsageError,
     WrittenTwice,
 )
@@ -145,7 +146,8 @@ class Share(Awaits):
         )
         self._keeper = Keeper(engine.env, ticket.job)
         self._buffer: dict[CellAddress, Write] = {}
-        self._buffer_bytes = 0
+        self._waiting_bytes = 0
+        """Of all writes that are not locked yet: those in the buffer, and late ones."""
         self._tables: dict[str, TableInfo] = {}
         self._receipt: Receipt | None = None
         self._is_open = False
@@ -174,7 +176,8 @@ class Share(Awaits):
         """Writes a value. It is locked now or later, and visible when the driver has committed.
 
         It takes effect at the call, awaited or not. Whoever writes much should await it: when much
-        is waiting to be locked, it is locked then, and otherwise stays in memory until `finish`.
+        is waiting to be locked, it is locked then, and otherwise stays in memory until `finish`. As
+        much as a transaction can write may wait; more is refused with `TransactionTooLarge`.
         """
         _require_column(column)
         data = encoded_value(column, row, value)
@@ -237,6 +240,7 @@ class Share(Awaits):
         stored = encoded_key(column.table, row, column=column)
         self._engine.require_row("row", stored)
         self._require_open()
+        self._count_waiting(len(stored) + len(column.name) + len(write[1]))
         info = self._tables.get(column.table.name)
         if (
             info is None
@@ -247,9 +251,23 @@ class Share(Awaits):
             return self._late.add(find, partial(self._keep, write=write), self._deadline_of_write)
         info.codecs.require_key(column.table)
         self._keep(CellAddress(info.table_id, stored, column.name), write)
-        if len(self._buffer) >= FLUSH_CELLS or self._buffer_bytes >= FLUSH_BYTES:
+        if len(self._buffer) >= FLUSH_CELLS or self._waiting_bytes >= FLUSH_BYTES:
             return Later(self._flush)
         return DONE
+
+    def _count_waiting(self, added: int) -> None:
+        """Counts a write of so many bytes that is not locked yet, if there is space for it."""
+        limits = self._engine.limits
+        for name, waiting, most in (
+            ("cells", len(self._buffer) + len(self._late) + 1, limits.transaction_cells_max),
+            ("bytes", self._waiting_bytes + added, limits.transaction_bytes_max),
+        ):
+            if waiting > most:
+                raise TransactionTooLarge(
+                    f"{waiting} {name} wait to be locked, at most {most} may: await `set` and "
+                    "`delete`, which lock them"
+                )
+        self._waiting_bytes += added
 
     async def _found(
         self, column: Column[Any], row: bytes, kind: int, deadline: float
@@ -268,7 +286,6 @@ class Share(Awaits):
             cell = self._engine.env.described(address)
             raise WrittenTwice(f"task {self._task!r} writes {cell} twice", cell=address)
         self._buffer[address] = write
-        self._buffer_bytes += len(write[1])
 
     async def _flush(self) -> None:
         async with self._in_use:
@@ -276,7 +293,10 @@ class Share(Awaits):
 
     async def _lock_buffered(self) -> None:
         if self._buffer:
-            cells, self._buffer, self._buffer_bytes = self._buffer, {}, 0
+            cells, self._buffer = self._buffer, {}
+            taken = sum(len(cell.row) + len(cell.column) + len(cells[cell][1]) for cell in cells)
+            # All at once where nothing is left: writes to one cell, or refused ones, count as well.
+            self._waiting_bytes = self._waiting_bytes - taken if self._late else 0
             await self._attempt.prewrite(cells, self._deadline())
 
     @contextmanager

@@ -639,7 +639,10 @@ class Share(Wrapper[aio.Share]):
         return self
 
     def set(self, row: K, column: Column[T, K], value: T) -> None:
-        """Writes a value. It is locked now or later, and visible when the driver has committed."""
+        """Writes a value. It is locked now or later, and visible when the driver has committed.
+
+        As much as a transaction can write may wait; more is refused with `TransactionTooLarge`.
+        """
         self._call(partial(self._asynchronous.set, row, column, value))
 
     def delete(self, row: K, column: Column[Any, K]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from percolator.errors import (
     ConflictError,
     DeadlineExceeded,
     PercolatorError,
+    TransactionTooLarge,
     Unavailable,
     UsageError,
     WrittenTwice,
@@ -257,6 +259,42 @@ async def test_a_task_may_not_write_two_values_to_one_cell(
         await share.set("ann", balance, 3)
     with pytest.raises(WrittenTwice, match="task '1' writes row 'ann'"):
         await share.finish()
+
+
+# ---------------------------------------------------------------- writes that nobody awaits
+
+
+@on_both_engines
+@pytest.mark.parametrize("known", [True, False], ids=["known table", "unknown table"])
+@pytest.mark.parametrize(
+    ("limits", "unit"),
+    [
+        (replace(TWO_PHASES, transaction_cells_max=9), "cells"),
+        (replace(TWO_PHASES, transaction_bytes_max=200), "bytes"),
+    ],
+)
+async def test_only_so_many_writes_wait_to_be_locked(
+    db: Database, shared: SharedTransaction, known: bool, unit: str
+) -> None:
+    async with db.share(shared.ticket, task="1") as share:
+        if known:
+            await share.set("r0", balance, 0)
+            await share._flush()
+        expected = {"r0": 0} if known else {}
+
+        def write_all() -> None:
+            for number in range(1, 100):
+                share.set(f"r{number}", balance, number)
+                expected[f"r{number}"] = number
+
+        with pytest.raises(TransactionTooLarge, match=f"{unit} wait to be locked, at most"):
+            write_all()
+        assert 5 <= len(expected) < 20
+        await share._late.settle(share._deadline())
+        await share._flush()
+        share.set("after", balance, 5)
+        await shared.commit([await share.finish()])
+    assert await values_of(db) == {**expected, "after": 5}
 
 
 # ---------------------------------------------------------------- staying alive
