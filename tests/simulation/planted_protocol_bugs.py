@@ -750,9 +750,9 @@ def answered_before_the_batch_is_durable(patch: Patch) -> None:
 
     @in_place_of(patch, OneRoundTransactions, "fill")
     def wrong(
-        self: OneRoundTransactions, batch: Any, taken: list[OneRoundTransaction], *room: int
+        self: OneRoundTransactions, batch: Any, taken: list[OneRoundTransaction], *space: int
     ) -> None:
-        fill(self, batch, taken, *room)
+        fill(self, batch, taken, *space)
         for transaction in taken:
             self._end(transaction, transaction.refusal)
 
@@ -768,9 +768,9 @@ def cells_let_go_before_the_batch_is_shown(patch: Patch) -> None:
     fill = OneRoundTransactions.fill
 
     def wrong(
-        self: OneRoundTransactions, batch: Any, taken: list[OneRoundTransaction], *room: int
+        self: OneRoundTransactions, batch: Any, taken: list[OneRoundTransaction], *space: int
     ) -> None:
-        fill(self, batch, taken, *room)
+        fill(self, batch, taken, *space)
         self._held_cells.let_go(taken)
 
     let_go = HeldCells.let_go

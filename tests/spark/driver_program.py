@@ -1,7 +1,7 @@
 """A driver of its own, which a test can kill: `python -m tests.spark.driver_program PLAN`.
 
 The plan is JSON: where the session keeps its files, the batch writes, and the streams. All of them
-run at the same time, so that one kill strikes each of them at the gate where it halts; in a cluster
+run at the same time, so that one kill meets each of them at the gate where it halts; in a cluster
 of executors, which has two slots, the writes run one after the other. A stream that fails ends the
 program. The last line of its output says what each write ended with and, if there are executors,
 what they read afterwards.

@@ -50,7 +50,7 @@ class Driver:
         return self._gates.wait(gate, self._require_running)
 
     def kill(self) -> set[int]:
-        """`kill -9` of the driver and of all that it has started. Returns what it struck."""
+        """`kill -9` of the driver and of all that it has started. Returns the killed processes."""
         program = psutil.Process(self._process.pid)
         started = [one for one in program.children(recursive=True) if _runs(one)]
         # Java comes first: it must not hear of the end of a task, and give up its job.
@@ -58,7 +58,7 @@ class Driver:
         assert killed(started[0]), "Java had ended before"
         for process in [*started[1:], program]:
             killed(process)  # some have ended by themselves since Java has
-        self._process.wait()  # otherwise, the exit could still see it run, and strike again
+        self._process.wait()  # otherwise, the exit could still see it run, and kill it again
         return {process.pid for process in started}
 
     def ended(self) -> dict[str, str]:
@@ -94,7 +94,7 @@ class Driver:
 
 
 def killed(process: psutil.Process) -> bool:
-    """`kill -9`. False if the process had ended before: then nothing was struck."""
+    """`kill -9`. False if the process had ended before: then nothing was killed."""
     try:
         if not _runs(process):
             return False

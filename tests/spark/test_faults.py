@@ -384,12 +384,12 @@ def test_jobs_are_whole_though_tasks_run_twice_and_an_executor_is_killed(
 ) -> None:
     """A task of the first job halts for good: speculation runs it again. When both tasks of the
     second job have locked some rows, the executor of one is killed."""
-    slow, struck = Pages(db, 8), Pages(db, 8)
+    slow, other = Pages(db, 8), Pages(db, 8)
     first = f"{slow.name}.middle.0.0"
-    tasks = [f"{struck.name}.middle.{task}" for task in (0, 1)]
+    tasks = [f"{other.name}.middle.{task}" for task in (0, 1)]
     for gate in (first, f"{tasks[0]}.0", f"{tasks[1]}.0"):
         gates.close(gate)
-    plans = [_plan(slow, cluster), _plan(struck, cluster)]
+    plans = [_plan(slow, cluster), _plan(other, cluster)]
     with Driver(gates, tmp_path, writes=plans, cluster=True) as driver:
         attempts = {driver.halted(first), driver.halted(f"{slow.name}.middle.0.1")}
         assert len(attempts) == 2
@@ -399,10 +399,10 @@ def test_jobs_are_whole_though_tasks_run_twice_and_an_executor_is_killed(
         gates.forget(f"{tasks[1]}.0")
         for task in tasks:
             gates.open(f"{task}.0")
-        assert driver.ended() == {slow.name: "", struck.name: ""}
+        assert driver.ended() == {slow.name: "", other.name: ""}
     # It ran again as attempt 1, or as attempt 0 of the whole stage, whose input was lost.
     assert gates.reached(f"{tasks[1]}.0") or gates.reached(f"{tasks[1]}.1")
-    for pages in (slow, struck):
+    for pages in (slow, other):
         assert pages.stored() == _new()
         assert len(driver.moments[pages.name]) == 2 * PROCESSES_ROWS
         assert len(set(driver.moments[pages.name])) == 1
@@ -410,8 +410,8 @@ def test_jobs_are_whole_though_tasks_run_twice_and_an_executor_is_killed(
 
 # `kill -9` of a driver, with all that it has started, while it writes and while its streams run.
 #
-# One driver has several writes and streams, each of which halts at another step. One kill strikes
-# all of them: each test of a step counts that it was struck there.
+# One driver has several writes and streams, each of which halts at another step. One kill ends
+# all of them: each test of a step counts that it was halted there.
 
 KILLED_ROWS = 400
 WRITE_STEPS = ("middle", "before", "after")
@@ -444,7 +444,7 @@ class Stream:
     plan: dict[str, Any]
 
 
-class Struck:
+class Interrupted:
     """The work of the driver when it was killed."""
 
     def __init__(self) -> None:
@@ -486,13 +486,13 @@ def _commit_some(source: Followed) -> None:
 
 
 @pytest.fixture(scope="module")
-def struck(
+def interrupted(
     gates: Gates,
     db: percolator.Database,
     cluster: LocalCluster,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Struck:
-    directory, found, address = tmp_path_factory.mktemp("driver"), Struck(), cluster.address
+) -> Interrupted:
+    directory, found, address = tmp_path_factory.mktemp("driver"), Interrupted(), cluster.address
     closed: list[str] = []
     for number, step in enumerate(WRITE_STEPS):
         write = found.writes[step] = _write(db, address, number)
@@ -516,16 +516,16 @@ def struck(
     return found
 
 
-def test_the_driver_was_struck_at_every_step(struck: Struck) -> None:
-    assert len(struck.halted) == len(WRITE_STEPS) + len(SOURCE_STEPS) + len(SINK_STEPS)
-    assert set(struck.halted.values()) <= struck.killed
+def test_the_driver_was_killed_at_every_step(interrupted: Interrupted) -> None:
+    assert len(interrupted.halted) == len(WRITE_STEPS) + len(SOURCE_STEPS) + len(SINK_STEPS)
+    assert set(interrupted.halted.values()) <= interrupted.killed
 
 
 @pytest.mark.parametrize("step", WRITE_STEPS)
 def test_a_driver_that_is_killed_leaves_all_rows_or_none_and_its_job_can_be_run_again(
-    step: str, struck: Struck, spark: SparkSession
+    step: str, interrupted: Interrupted, spark: SparkSession
 ) -> None:
-    write = struck.writes[step]
+    write = interrupted.writes[step]
     assert write.pages.stored() == (write.new if step == "after" else write.old)
     write_batch(spark, write.plan)
     assert write.pages.stored() == write.new
@@ -535,9 +535,9 @@ def test_a_driver_that_is_killed_leaves_all_rows_or_none_and_its_job_can_be_run_
     "step", [f"source {s}" for s in SOURCE_STEPS] + [f"sink {s}" for s in SINK_STEPS]
 )
 def test_a_stream_that_is_killed_and_restarted_writes_each_commit_once(
-    step: str, struck: Struck, spark: SparkSession
+    step: str, interrupted: Interrupted, spark: SparkSession
 ) -> None:
-    stream = struck.streams[step]
+    stream = interrupted.streams[step]
     assert len(stream.copy.history()) < COMMITS
     _commit_some(stream.source)
     start_stream(spark, stream.plan).awaitTermination()

@@ -359,22 +359,22 @@ class HeldFile:
 class FullDisk(io.RawIOBase):
     """Accepts some bytes, and then is full."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, space: int) -> None:
         super().__init__()
-        self._room = room
+        self._space = space
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        self._room -= len(data)
-        if self._room < 0:
+        self._space -= len(data)
+        if self._space < 0:
             raise OSError(28, "No space left on device")
         return len(data)
 
 
-def full_after(room: int) -> Callable[..., CellsFile]:
-    return lambda *_: CellsFile(cast("IO[bytes]", FullDisk(room)))
+def full_after(space: int) -> Callable[..., CellsFile]:
+    return lambda *_: CellsFile(cast("IO[bytes]", FullDisk(space)))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0])

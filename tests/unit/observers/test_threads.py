@@ -42,7 +42,7 @@ def gate() -> Iterator[threading.Event]:
 def nothing() -> None: ...
 
 
-def no_room(_: threading.Thread) -> None:
+def no_space(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
@@ -119,7 +119,7 @@ async def test_a_machine_that_has_no_room_for_a_thread_costs_none_for_good(
     calls = list[str]()
 
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", no_room)
+        patch.setattr(threading.Thread, "start", no_space)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             await threads.call(
                 ThreadShare(9), lambda: calls.append("failed"), WAIT_SECONDS, nothing
@@ -272,7 +272,7 @@ async def test_a_job_waits_for_a_busy_thread_where_no_further_one_can_be_started
     with gate() as is_slow:
         slow = asyncio.ensure_future(threads.call(share, is_slow.wait, WAIT_SECONDS, nothing))
         await asyncio.sleep(0)
-        monkeypatch.setattr(threading.Thread, "start", no_room)
+        monkeypatch.setattr(threading.Thread, "start", no_space)
         waiting = asyncio.ensure_future(threads.call(share, nothing, WAIT_SECONDS, nothing))
         await asyncio.sleep(0.05)
         assert not waiting.done()
@@ -290,7 +290,7 @@ async def test_a_thread_that_could_not_be_replaced_goes_on_once_it_returns(
         hanging = asyncio.ensure_future(threads.call(share, hangs.wait, 0.05, nothing))
         waiting = asyncio.ensure_future(threads.call(share, nothing, 0.2, nothing))
         await asyncio.sleep(0)
-        monkeypatch.setattr(threading.Thread, "start", no_room)
+        monkeypatch.setattr(threading.Thread, "start", no_space)
         with pytest.raises(TookTooLong):
             await hanging
         hangs.set()

@@ -36,7 +36,7 @@ class Queue(WorkQueue):
     """A queue that records its callbacks."""
 
     def __init__(self, *, rows_max: int = 100, bytes_max: int = 1 << 20) -> None:
-        self.ready = self.told_of_room = 0
+        self.ready = self.told_of_space = 0
         self.handled_before: list[tuple[bytes, Sequence[int]]] = []
         super().__init__(
             rows_max=rows_max,
@@ -45,14 +45,14 @@ class Queue(WorkQueue):
             hot_cells=HotCells(),
             on_ready=self._count,
             on_finished_before=self._note,
-            on_space=self._count_room,
+            on_space=self._count_space,
         )
 
     def _count(self) -> None:
         self.ready += 1
 
-    def _count_room(self) -> None:
-        self.told_of_room += 1
+    def _count_space(self) -> None:
+        self.told_of_space += 1
 
     def _note(self, work: Work, timestamps: Sequence[int]) -> None:
         self.handled_before.append((work.row, timestamps))
@@ -134,7 +134,7 @@ async def test_a_full_queue_accepts_nothing_and_reports_when_there_is_room() -> 
     assert queue.offer(some, b"more", b"source", [1]) is None
     for told in (0, 1, 1):
         queue.finished(taken(queue), 2)
-        assert queue.told_of_room == told
+        assert queue.told_of_space == told
 
 
 async def test_an_observer_whose_work_is_stuck_leaves_room_for_the_others() -> None:
