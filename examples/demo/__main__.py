@@ -31,8 +31,8 @@ WORKERS = 2
 NEXT = """\
   the library in a quarter of an hour     docs/tutorial.md
   what you have just seen                 docs/webindex.md, examples/webindex
-  the same in containers                  docker compose up
-  the same from scratch, with Spark       python -m examples.webindex.batch (docs/spark.md)
+  the same in containers                  docker-compose up
+  the same from scratch, with Spark       docs/spark.md, examples/webindex/batch.py
   a cluster to play with                  make cluster-up; .venv/bin/percolator status
 """
 
@@ -77,7 +77,7 @@ def main(
     screen = Screen(console, live=is_terminal and not (plain or console.is_dumb_terminal))
     plan = Plan(documents, rate, updates, deletions)
     try:
-        _make_room(data, screen)
+        _make_space(data, screen)
         _run(data, store, port, plan, screen)
         if keep:
             _keep(data, store, port, documents, screen)
@@ -99,7 +99,7 @@ def main(
     screen.show(Text(NEXT))
 
 
-def _make_room(data: Path, screen: Screen) -> None:
+def _make_space(data: Path, screen: Screen) -> None:
     """Deletes what an earlier demo left, and nothing else."""
     if running(data) is not None:
         raise LocalClusterError(
