@@ -69,9 +69,9 @@ from percolator.routing.lanes import (
     ReadLane,
     SchemaVersions,
 )
+from percolator.routing.mutation_groups import MutationGroups
 from percolator.routing.range_scan import RangeScan, SentPage
 from percolator.routing.rolling_forward import RollForwardOrders
-from percolator.routing.together import MutationGroups
 from percolator.routing.turns import TurnCalls
 from percolator.tasks import Tasks
 from percolator.v1.tabletserver_pb2 import Mutation

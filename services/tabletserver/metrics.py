@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from percolator.services.chassis.metrics import ServiceMetrics
-from percolator.services.tabletserver.collecting import Collecting
+from percolator.services.tabletserver.history_collector import HistoryCollector
 from percolator.services.tabletserver.storage import DiskSpace
 from percolator.services.tabletserver.tablets import RequestCounts, Tablets
 from percolator.v1.tabletserver_pb2 import TabletDescription, TabletStatistics
@@ -83,10 +83,10 @@ class TabletServerMetrics(ServiceMetrics):
     prefix = "percolator_tabletserver_"
 
     def __init__(
-        self, tablets: Tablets, collecting: Collecting, disk: DiskSpace, counts: RequestCounts
+        self, tablets: Tablets, collector: HistoryCollector, disk: DiskSpace, counts: RequestCounts
     ) -> None:
         self._tablets = tablets
-        self._collecting = collecting
+        self._collector = collector
         self._disk = disk
         self._counts = counts
 
@@ -131,10 +131,10 @@ class TabletServerMetrics(ServiceMetrics):
         yield self.counter(
             "notifications_left_out", "Not put into a stream that was full.", watch.left_out
         )
-        collecting = self._collecting
-        yield self.counter("collections", "Tablets walked to collect history.", collecting.passes)
-        yield self.counter("cells_collected", "Cells of history deleted.", collecting.cells)
-        yield self.counter("bytes_collected", "Bytes of history deleted.", collecting.bytes)
+        collector = self._collector
+        yield self.counter("collections", "Tablets walked to collect history.", collector.passes)
+        yield self.counter("cells_collected", "Cells of history deleted.", collector.cells)
+        yield self.counter("bytes_collected", "Bytes of history deleted.", collector.bytes)
         yield self.counters(
             "batches_refused",
             "Batches refused as a whole, by error.",

@@ -22,7 +22,7 @@ from percolator.services.chassis.lifecycle import run
 from percolator.services.chassis.rpc import Exposed
 from percolator.services.chassis.settings import load
 from percolator.services.tabletserver import dump
-from percolator.services.tabletserver.collecting import Collecting
+from percolator.services.tabletserver.history_collector import HistoryCollector
 from percolator.services.tabletserver.metrics import TabletServerMetrics
 from percolator.services.tabletserver.primaries_elsewhere import PrimariesElsewhere
 from percolator.services.tabletserver.settings import TabletServerSettings
@@ -138,10 +138,10 @@ async def tablet_server(
         tablets_warn=settings.tablets_warn,
     )
     limits = settings.request_limits()
-    collecting = Collecting(tablets, host.background, log)
+    collector = HistoryCollector(tablets, host.background, log)
     handler = TabletServerHandler(
         tablets,
-        collecting.raise_all,
+        collector.raise_all,
         disk,
         clock,
         log,
@@ -149,7 +149,7 @@ async def tablet_server(
         server_id=host.server_id,
         watches=host.quotas.of("watches", "watches_max", settings.watches_max),
     )
-    host.metrics_registry.register(TabletServerMetrics(tablets, collecting, disk, handler.counts))
+    host.metrics_registry.register(TabletServerMetrics(tablets, collector, disk, handler.counts))
     seconds = settings.drain_seconds
 
     async def drain() -> None:

@@ -14,7 +14,7 @@ import structlog
 from percolator.errors import StoreFault, StoreUnusable, TabletMoved
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.services.chassis.rpc import Quota
-from percolator.services.tabletserver.collecting import Collecting
+from percolator.services.tabletserver.history_collector import HistoryCollector
 from percolator.services.tabletserver.settings import RequestLimits
 from percolator.services.tabletserver.storage import Ancestry, DiskSpace
 from percolator.services.tabletserver.tablets import Tablets, TabletServerHandler
@@ -133,10 +133,10 @@ class Machine:
             guard=TimestampGuard.by_own_clock(self.clock),
             tablets_warn=100,
         )
-        self.collecting = Collecting(self.tablets, self._background, log)
+        self.collector = HistoryCollector(self.tablets, self._background, log)
         self.handler = TabletServerHandler(
             self.tablets,
-            self.collecting.raise_all,
+            self.collector.raise_all,
             self.disk,
             self.clock,
             log,

@@ -422,7 +422,7 @@ async def test_lock_only_records_of_ended_transactions_go_although_history_is_ke
     (raised,) = (await serving.handler.raise_safe_points(request)).safe_points
     assert not raised.HasField("error"), raised.error
     await asyncio.gather(*serving.tasks)
-    assert serving.collecting.cells == 2
+    assert serving.collector.cells == 2
     assert await serving.value(1, b"a") == b"v"
 
 
@@ -666,7 +666,7 @@ async def test_the_figures_follow_what_happened(machine: Machine) -> None:
     registry = CollectorRegistry()
     registry.register(
         TabletServerMetrics(
-            machine.tablets, machine.collecting, machine.disk, machine.handler.counts
+            machine.tablets, machine.collector, machine.disk, machine.handler.counts
         )
     )
 

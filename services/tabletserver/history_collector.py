@@ -20,8 +20,8 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail
 
 
-class Collecting:
-    """The safe points and the collection of one tablet server."""
+class HistoryCollector:
+    """Raises the safe points and collects the history of one tablet server."""
 
     def __init__(self, tablets: Tablets, background: Background, log: BoundLogger) -> None:
         self._tablets = tablets
