@@ -120,6 +120,9 @@ class Reader:
     """Cells that are known as of its timestamp, and so need not be read."""
     late: Unsettled | None = None
     """The transaction's writes that have not taken effect yet, but must before anything is read."""
+    seen: dict[CellAddress, FoundCell] | None = None
+    """Indexed cells that a transaction has read, as they are stored: a commit that writes them need
+    not read them again. None if there are none, as in most."""
     read_locks: WriteSet | None = None
     """Takes a read lock of each cell that is read, in a serializable transaction."""
 
@@ -139,9 +142,6 @@ class Reader:
         self.tables: dict[str, TableInfo] = {}
         """The tables used so far. A name keeps its meaning to the end: after the table was dropped
         and created again, the transaction would read nothing and write into the new one."""
-        self.seen: dict[CellAddress, FoundCell] = {}
-        """Indexed cells that a transaction has read, as they are stored: a commit that writes them
-        need not read them again."""
         self.statistics = Statistics()
         self.calls = Calls(engine.admission)
 
@@ -462,11 +462,14 @@ class Reader:
 
     def _keep(self, address: CellAddress, found: FoundCell | None) -> None:
         """Keeps what is stored in a cell for a commit that writes it, if it is indexed."""
-        if self.own is None or len(self.seen) >= self.engine.limits.transaction_cells_max:
+        if self.own is None:
             return
         schema = self.env.schemas.get(address.table_id)
         if schema is not None and address.column in schema.indexed:
-            self.seen[address] = found or _NOTHING
+            if self.seen is None:
+                self.seen = {}
+            if len(self.seen) < self.engine.limits.transaction_cells_max:
+                self.seen[address] = found or _NOTHING
 
     def _keep_row(self, request: RowRequest, answer: RowResult) -> None:
         """As `_keep`, for the cells of a row that were asked for."""

@@ -44,7 +44,7 @@ from percolator.protocol.announcing import notify_weak_observers
 from percolator.protocol.commit import Commit, settled
 from percolator.protocol.indexes import with_entries
 from percolator.protocol.read import FoundRow
-from percolator.protocol.write_set import KeptIndexes, WriteSet, WriteSteps, without_indexes
+from percolator.protocol.write_set import KeptIndexes, WriteSet, WriteSteps, may_have_indexes
 from percolator.retries import Attempts
 from percolator.routing.catalog import NO_OBSERVERS, TableInfo
 from percolator.routing.cells import FoundCell, KnownRows
@@ -732,8 +732,8 @@ class Transaction(Reads):
             if not reader.start:
                 await reader.begin(deadline)
             if buffer.cells.cells:
-                kept = without_indexes(self._env, buffer.cells)
-                if kept is None:
+                kept: KeptIndexes | None = None
+                if may_have_indexes(self._env, buffer.cells):
                     kept = await self._with_entries(deadline)
                 committing = self._commit = self._prepare_commit(kept)
                 with reader.calls:
@@ -780,7 +780,7 @@ class Transaction(Reads):
         engine, reader = self._engine, self._reader
 
         async def read(cells: list[CellAddress]) -> Mapping[CellAddress, FoundCell]:
-            seen = reader.seen
+            seen = reader.seen or {}
             missing = [cell for cell in cells if cell not in seen]
             if not missing:
                 return seen
@@ -794,12 +794,12 @@ class Transaction(Reads):
             engine.env, self._buffer.cells, reader.start, read, engine.row_bytes_max, deadline
         )
 
-    def _prepare_commit(self, kept: KeptIndexes) -> Commit:
+    def _prepare_commit(self, kept: KeptIndexes | None) -> Commit:
         engine, start, weak = self._engine, self._reader.start, self._buffer.weak
         env = engine.env
         write = WriteSteps(
             start,
-            kept.cells.stored(start),
+            (self._buffer.cells if kept is None else kept.cells).stored(start),
             env.limits.value_inline_bytes_max,
             weak_notifications=sorted(weak) if weak else (),
             tables=self._reader.tables,

@@ -326,7 +326,6 @@ class Commit:
         """
         env, write = self._env, self._write
         table_id = write.primary.table_id
-        met: list[MetLock] = []
         waiting: LockWaiting | None = None
         while True:
             schema = env.schemas.get(table_id) or await env.schemas.refresh(table_id, deadline)
@@ -343,6 +342,7 @@ class Commit:
             if not isinstance(answer, _NO_COPY_IS_READ):
                 self._statistics.round_trips += 1
             problem: PercolatorError | None = None
+            met: list[MetLock] = []
             if isinstance(answer, Refused):
                 found = answer.offender
                 cell = CellAddress(table_id, found.row, found.column)
@@ -374,7 +374,6 @@ class Commit:
             waiting = waiting or LockWaiting(env, write.start, self._statistics)
             await waiting.settle(met, self._cleanup, deadline)
             await waiting.pause(problem, deadline)
-            met.clear()
 
     async def _wait_as_asked(self, overloaded: Overloaded, deadline: float) -> None:
         """Waits as long as the server asks for. In two phases it would have more to do."""

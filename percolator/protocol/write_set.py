@@ -271,17 +271,16 @@ class KeptIndexes(NamedTuple):
     added: Set[CellAddress]
 
 
-def without_indexes(env: Environment, cells: WriteSet) -> KeptIndexes | None:
-    """The write set without additions, if it is known that none of the tables has an index, as in
-    most transactions. None otherwise."""
-    indexes: dict[int, tuple[IndexDefinition, ...]] = {}
-    for cell in cells.cells:
-        if cell.table_id not in indexes:
-            schema = env.schemas.get(cell.table_id)
+def may_have_indexes(env: Environment, cells: WriteSet) -> bool:
+    """False if it is known that no table of the write set has an index, as in most transactions."""
+    asked = 0
+    for table_id, _, _ in cells.cells:
+        if table_id != asked:
+            schema = env.schemas.get(table_id)
             if schema is None or schema.indexes:
-                return None
-            indexes[cell.table_id] = schema.indexes
-    return KeptIndexes(indexes, cells, frozenset())
+                return True
+            asked = table_id
+    return False
 
 
 class WriteSteps:
@@ -312,13 +311,15 @@ class WriteSteps:
         kept: KeptIndexes | None = None,
     ) -> None:
         """The write set has at least one cell. `tables`: as they were when it was encoded, by name;
-        there may be others among them. `kept`: what was added to the write set for indexes."""
+        there may be others among them. `kept`: what was added to the write set for indexes; None if
+        no table has one."""
         self.start = start
         self.writes = writes
         self.cells = sorted(writes) if len(writes) > 1 else list(writes)
         self.is_sorted = True
         self.indexes = _NO_INDEXES
-        """By table: the indexes of which the writes have the entries."""
+        """By table: the indexes of which the writes have the entries; none of a table that is
+        missing."""
         if kept is not None:
             self.indexes = kept.indexes
             if kept.added:
@@ -538,18 +539,21 @@ def require_same_schemas(write: WriteSteps, schema_of: Callable[[int], TableSche
     entries were added: run again, it adds those."""
     for info in write.tables.values():
         schema = schema_of(info.table_id)
-        if schema is not None and info.codecs is not schema.codecs:
+        if schema is None:
+            continue
+        if info.codecs is not schema.codecs:
             put = {
                 cell.column
                 for cell, (kind, _) in write.writes.items()
                 if cell.table_id == info.table_id and kind == KIND_PUT
             }
             info.codecs.require_unchanged(schema.codecs, put)
-    for table_id, indexes in write.indexes.items():
-        schema = schema_of(table_id)
-        if schema is not None and schema.indexes is not indexes:
+        kept = write.indexes.get(info.table_id, ())
+        if schema.indexes is not kept and any(
+            cell.table_id == info.table_id for cell in write.cells
+        ):
             now = {one.table_id for one in schema.indexes}
-            if now != {one.table_id for one in indexes}:
+            if now != {one.table_id for one in kept}:
                 raise other_indexes(write.start, schema.codecs.table)
 
 
