@@ -54,16 +54,6 @@ def test_every_module_of_the_product_says_what_it_is() -> None:
     assert silent == []
 
 
-def test_docstrings_name_their_noun() -> None:
-    vague = re.compile(r'"""\s*(Those|The same|What|Whether)\b')
-    found = [
-        f"{path.relative_to(ROOT)}:{_text(path)[: match.start()].count(chr(10)) + 1}"
-        for path in SOURCES
-        for match in vague.finditer(_text(path))
-    ]
-    assert found == []
-
-
 @pytest.mark.parametrize("word", ["TODO", "FIXME", "XXX", "NotImplementedError"])
 def test_nothing_is_left_for_later_inside_the_code(word: str) -> None:
     found = [
