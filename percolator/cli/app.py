@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from gc import freeze
 from io import TextIOWrapper
 from itertools import takewhile
@@ -150,6 +151,9 @@ def main() -> None:
             raise
         text = plain(f"error: the output cannot be written: {error.strerror}")
         errors_console.print(text, highlight=False, soft_wrap=True)
+        with suppress(OSError):
+            # At the exit, Python would write what is left, and report that as an exception.
+            sys.stdout.close()
         sys.exit(1)
 
 

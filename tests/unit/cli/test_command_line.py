@@ -74,12 +74,19 @@ def test_garbage_collections_of_a_command_skip_what_it_has_imported(
     ],
 )
 @pytest.mark.parametrize("arguments", ["timestamp decode 7", "--json timestamp decode 7", "--help"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_output_that_cannot_be_written_is_no_traceback(
-    output: str, code: int, said: str, arguments: str
+    output: str, code: int, said: str, arguments: str, unbuffered: str
 ) -> None:
     command = f"{sys.executable} -m percolator.cli {arguments} {output}"
     done = subprocess.run(
-        command, shell=True, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        command,
+        shell=True,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (code, said)
 
