@@ -75,6 +75,20 @@ def test_invariants_of_the_product_are_raised_not_asserted() -> None:
     assert asserting == []
 
 
+def test_no_except_star_raises() -> None:
+    """Before 3.11.4, Python wraps even a single exception that is raised there in a group."""
+    raising = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in SOURCES
+        for tried in ast.walk(_parsed(path))
+        if isinstance(tried, ast.TryStar)
+        for handler in tried.handlers
+        for node in ast.walk(handler)
+        if isinstance(node, ast.Raise)
+    ]
+    assert raising == []
+
+
 LOGIC = (
     "percolator/protocol",
     "percolator/tablet",
