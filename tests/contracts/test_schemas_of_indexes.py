@@ -129,9 +129,11 @@ def test_entries_go_with_values_that_expire(db: Database) -> None:
     with db.transaction() as tx:
         tx.set("ann", city, "Rome")
         tx.set("ann", token, "5f3a")
-    with db.snapshot() as snapshot:
-        assert [row.key for row in snapshot.find(city, "Rome")] == ["ann"]
-        assert [*snapshot.find(token, "5f3a")] == []
+    while True:  # until the next millisecond, in the oracle's time
+        with db.snapshot() as snapshot:
+            assert [row.key for row in snapshot.find(city, "Rome")] == ["ann"]
+            if not [*snapshot.find(token, "5f3a")]:
+                break
     with db.transaction() as tx:
         tx.set("bob", token, "5f3a")
     assert [db.check_index(one) for one in (city, token)] == [[], []]
