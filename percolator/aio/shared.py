@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -28,6 +28,7 @@ from percolator.aio.awaits import Awaits, must_be_awaited
 from percolator.aio.engine import Engine
 from percolator.aio.transaction import DONE, Later, LateWrites, Written
 from percolator.arguments import as_timestamp, require_seconds
+from percolator.codecs.indexes import IndexDefinition
 from percolator.errors import (
     CellAddress,
     InvalidArgument,
@@ -41,6 +42,7 @@ from percolator.errors import (
 )
 from percolator.formats.records import KIND_DELETE, KIND_PUT, TTL_MILLISECONDS_MAX
 from percolator.limits import Limits
+from percolator.protocol.announcing import learn_schemas
 from percolator.protocol.commit import Sent
 from percolator.protocol.environment import ROLLED_BACK
 from percolator.protocol.roll_forward import tell_of_commits
@@ -51,8 +53,16 @@ from percolator.protocol.shared.driver import (
     roll_back_all,
     roll_back_left,
 )
-from percolator.protocol.shared.participant import Job, Keeper, Observed, ParticipantKey, check_task
-from percolator.protocol.write_set import Write
+from percolator.protocol.shared.entries import Entries
+from percolator.protocol.shared.participant import (
+    GENERATION_MAX,
+    Job,
+    Keeper,
+    Observed,
+    ParticipantKey,
+    check_task,
+)
+from percolator.protocol.write_set import Write, other_indexes
 from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import Groups
 from percolator.schema import SHARED_NAME, Column, encoded_key, encoded_value
@@ -91,6 +101,8 @@ class Receipt:
     """By table, the observers to which every cell was announced; empty where commits notify."""
     tables: tuple[int, ...] = ()
     """The tables in which it has locked cells."""
+    left: Mapping[int, tuple[IndexDefinition, ...]] = field(default_factory=dict)
+    """By table, the indexes whose entries are left to the driver."""
 
 
 # A task's writes in a shared transaction, by one attempt.
@@ -222,6 +234,7 @@ class Share(Awaits):
                 self._attempt.cells,
                 self._attempt.announced,
                 tuple(sorted(self._attempt.tables)),
+                self._attempt.left,
             )
             self._leave()
         return self._receipt
@@ -372,6 +385,8 @@ TTL_TIMES = 5
 ROLLBACK_SECONDS = 3.0
 """How long the rollback after a failed commit may take, even if the commit used up its time."""
 _ROW_BYTES = 16
+_INDEXES = "indexes"
+"""The driver's own task: entries that no task can add."""
 _LEFT = "was left to expire"
 _BY_ANOTHER = "was committed by another driver"
 
@@ -412,6 +427,8 @@ class SharedTransaction(Awaits):
         self._announced: Mapping[int, Observed] = {}
         self._tables: frozenset[int] = frozenset()
         """The tables in which the named participants have locks."""
+        self._unkept: Mapping[int, tuple[IndexDefinition, ...]] = {}
+        """By table, the indexes of which the tasks have left the entries to the driver."""
         self._telling: asyncio.Task[None] | None = None
         self._ended = ""
         self._deciding = ""
@@ -451,30 +468,35 @@ class SharedTransaction(Awaits):
         participant was rolled back (then nothing is committed, and the tasks have to run again),
         `OtherDriverCommitted` if another driver has committed it without some of these attempts,
         and `OutcomeUnknown` if it cannot find out: then the same call may be repeated. After any
-        other error it is rolled back, which may take a few seconds more than the time-out.
+        other error it is rolled back, which may take a few seconds more than the time-out. Entries
+        of indexes that tasks cannot keep are added first: then the time-out applies to each page of
+        them, and it may raise `UniqueViolation`.
         """
         self._require_open()
-        deadline = self._deadline(timeout)
+        self._deadline(timeout)  # refuses it before anything is done
         with self._only_call("is being committed"):
-            return await self._commit(receipts, deadline)
+            return await self._commit(receipts, timeout)
 
-    async def _commit(self, receipts: Sequence[Receipt], deadline: float) -> Timestamp | None:
+    async def _commit(self, receipts: Sequence[Receipt], timeout: float | None) -> Timestamp | None:
         if self._shared_commit is None:
             chosen = _listed(receipts)
             self._named = _participants_of(chosen, self.ticket)
             self._announced = announced_by_all([one.announced for one in chosen])
             self._tables = frozenset(table for one in chosen for table in one.tables)
+            self._unkept = _left_by_any(chosen)
         if not self._named:
-            commit_ts = await self._abort(deadline)
+            commit_ts = await self._abort(self._deadline(timeout))
             if commit_ts != ROLLED_BACK:
                 raise OtherDriverCommitted(commit_ts)
             return None
-        if self._shared_commit is None:
-            engine = self._engine
-            self._shared_commit = SharedCommit(
-                engine.env, self._groups, self.ticket.job, self._named, self._announced
-            )
+        deadline = self._deadline(timeout)
         try:
+            if self._shared_commit is None:
+                indexes = await self._add_entries(timeout)
+                engine, deadline = self._engine, self._deadline(timeout)
+                self._shared_commit = SharedCommit(
+                    engine.env, self._groups, self.ticket.job, self._named, self._announced, indexes
+                )
             commit_ts = await self._shared_commit.commit(deadline)
         except OutcomeUnknown:
             raise
@@ -519,10 +541,60 @@ class SharedTransaction(Awaits):
         commits = {participant.start: commit_ts for participant in self._named}
         deadline = env.now() + env.limits.background_seconds
         for table_id in sorted(self._tables):
-            await tell_of_commits(env, table_id, commits, deadline)
+            with suppress(SchemaError):  # it was dropped, and the others were not
+                await tell_of_commits(env, table_id, commits, deadline)
+
+    async def _add_entries(
+        self, timeout: float | None
+    ) -> Mapping[int, tuple[IndexDefinition, ...]]:
+        """Adds the entries that were left to the driver, as one more attempt to be committed.
+        Returns the indexes that they are of, by table."""
+        engine, seconds = self._engine, timeout or self._timeout_seconds
+        indexes = await self._left_indexes(self._deadline(timeout))
+        if not indexes:
+            return indexes
+        starts = frozenset(part.start for part in self._named)
+        attempt = Attempt(
+            engine.env,
+            engine.groups,
+            engine.cleanup,
+            self.ticket.job,
+            _INDEXES,
+            GENERATION_MAX,  # above all tasks: it replaces attempts that were not chosen
+            replace_after_seconds=0.0,
+            row_bytes_max=engine.row_bytes_max,
+            chosen=starts,
+        )
+        entries = Entries(engine.env, attempt, starts, engine.row_bytes_max, seconds)
+        engine.participant_heartbeats.add(attempt)
+        try:
+            await entries.add(indexes)
+            parts = await attempt.finish(self._deadline(timeout))
+        except SchemaError:
+            for table_id, kept in indexes.items():
+                schema = await engine.env.schemas.refresh(table_id, self._deadline(timeout))
+                if not set(kept) <= set(schema.indexes):
+                    raise other_indexes(self.ticket.began, schema.codecs.table) from None
+            raise
+        finally:
+            engine.participant_heartbeats.discard(attempt)
+        self._named = tuple(sorted((*self._named, *parts)))
+        self._tables |= attempt.tables
+        return indexes
+
+    async def _left_indexes(self, deadline: float) -> Mapping[int, tuple[IndexDefinition, ...]]:
+        """The indexes whose entries no task has added, by table. In a row store, tasks may not have
+        heard of them."""
+        env = self._engine.env
+        if env.announcing is None:
+            return self._unkept
+        await env.timestamp(deadline)  # with it comes the epoch of the catalogue
+        await learn_schemas(env, self._tables, deadline)
+        schemas = {table_id: await env.schema(table_id, deadline) for table_id in self._tables}
+        return {table_id: one.indexes for table_id, one in schemas.items() if one.indexes}
 
     async def _abort_after(
-        self, commit: SharedCommit, problem: PercolatorError, deadline: float
+        self, commit: SharedCommit | None, problem: PercolatorError, deadline: float
     ) -> int:
         """Rolls it back because its commit has failed. Returns the commit timestamp if it turns out
         to be committed, else ROLLED_BACK. Raises `OutcomeUnknown` if it may still be."""
@@ -533,7 +605,7 @@ class SharedTransaction(Awaits):
         except PercolatorError as second:
             # The first problem is the cause, and may well be why this one failed.
             if not self._ended:
-                if commit.sent is not Sent.NOTHING:
+                if commit is not None and commit.sent is not Sent.NOTHING:
                     raise commit.unknown(second) from problem
                 problem.add_note(f"the shared transaction could not be rolled back: {second}")
             return ROLLED_BACK
@@ -686,3 +758,12 @@ def _participants_of(receipts: Sequence[Receipt], ticket: Ticket) -> tuple[Parti
     if len(parts) > PARTS_MAX:
         raise UsageError(f"{len(parts)} parts, at most {PARTS_MAX} can be committed together")
     return tuple(sorted(parts))
+
+
+def _left_by_any(receipts: Sequence[Receipt]) -> dict[int, tuple[IndexDefinition, ...]]:
+    """By table, the indexes of which one of these attempts has left the entries to the driver."""
+    left: dict[int, dict[IndexDefinition, None]] = {}
+    for receipt in receipts:
+        for table_id, indexes in receipt.left.items():
+            left.setdefault(table_id, {}).update(dict.fromkeys(indexes))
+    return {table_id: tuple(indexes) for table_id, indexes in left.items()}

@@ -107,7 +107,7 @@ async def with_entries(
         return KeptIndexes(indexes, written, frozenset())
     cells = WriteSet(env.limits)
     cells.adopt(written)
-    changes = _Changes(env, cells, row_bytes_max)
+    changes = Changes(env, cells, row_bytes_max)
     asked = {
         CellAddress(table_id, row, column): None
         for (table_id, row), found in rows.items()
@@ -198,21 +198,23 @@ def values_of(
     return found
 
 
-class _Changes:
+class Changes:
     """Changes of entries that follow from the writes of one transaction."""
 
     def __init__(self, env: Environment, cells: WriteSet, row_bytes_max: int) -> None:
+        """Adds them to the cells, which have the writes of the transaction."""
         self._env = env
-        self._cells = cells
+        self.cells = cells
         self._row_bytes_max = row_bytes_max
-        self._claimed: dict[CellAddress, Owner] = {}
-        self._given_up: dict[CellAddress, list[bytes]] = {}
+        self.claimed: dict[CellAddress, Owner] = {}
+        """Entries of unique indexes that come, with the rows that get these values."""
+        self.given_up: dict[CellAddress, list[bytes]] = {}
         """Entries of unique indexes that go, with the rows that had these values."""
 
     @property
     def shared(self) -> set[CellAddress]:
         """The entries that may be those of other rows: `settle` needs them as they are stored."""
-        return self._claimed.keys() | self._given_up.keys()
+        return self.claimed.keys() | self.given_up.keys()
 
     def change(
         self,
@@ -225,7 +227,7 @@ class _Changes:
         before = values_of(index, table_id, row, stored)
         after = dict(before)
         for column in index.names:
-            own = self._cells.own_value(CellAddress(table_id, row, column))
+            own = self.cells.own_value(CellAddress(table_id, row, column))
             if own is not None:
                 after[column] = own.value
         old = entry_before(index, row, before, self._row_bytes_max)
@@ -239,30 +241,30 @@ class _Changes:
         if old is not None and old != new:
             cell = CellAddress(index.table_id, old, ENTRY)
             if index.unique:
-                self._given_up.setdefault(cell, []).append(row)
+                self.given_up.setdefault(cell, []).append(row)
             else:
-                self._cells.delete(cell)
+                self.cells.delete(cell)
         if new is not None:
             cell = CellAddress(index.table_id, new, ENTRY)
             if index.unique:
-                other = self._claimed.get(cell)
+                other = self.claimed.get(cell)
                 if other is not None:
-                    raise self._violation(other, row)
-                self._claimed[cell] = Owner(index, table_id, row)
-            self._cells.put(cell, row)
+                    raise violation(self._env, other, row)
+                self.claimed[cell] = Owner(index, table_id, row)
+            self.cells.put(cell, row)
 
     def _lock(self, cells: Iterable[CellAddress]) -> None:
         for cell in cells:
             # A read lock of the program keeps writers out, too. It stays as it is: the primary is
             # chosen from what the program writes.
-            if cell not in self._cells.cells:
-                self._cells.lock(cell)
+            if cell not in self.cells.cells:
+                self.cells.lock(cell)
 
     def others(self, found: Mapping[CellAddress, FoundCell]) -> dict[CellAddress, Owner]:
         """The entries that were claimed and that other rows have, as they are stored."""
         return {
             cell: claim._replace(row=known.value)
-            for cell, claim in self._claimed.items()
+            for cell, claim in self.claimed.items()
             if (known := found.get(cell)) is not None and known.value not in (None, claim.row)
         }
 
@@ -270,33 +272,33 @@ class _Changes:
         """Judges the entries of unique indexes by the rows that have them."""
         owners = {cell: known.value for cell, known in found.items()}
         self.require_unclaimed(owners)
-        for cell, rows in self._given_up.items():
-            if cell in self._claimed:
+        for cell, rows in self.given_up.items():
+            if cell in self.claimed:
                 continue
             if owners.get(cell) in (None, *rows):
-                self._cells.delete(cell)
+                self.cells.delete(cell)
             else:  # but whoever gives the entry to one of these rows must not miss the change
-                self._cells.lock(cell)
+                self.cells.lock(cell)
 
     def require_unclaimed(self, owners: Mapping[CellAddress, bytes | None]) -> None:
         """Raises `UniqueViolation` if another row has one of the entries that were added. It may
         give it up in the same transaction."""
-        for cell, claim in self._claimed.items():
+        for cell, claim in self.claimed.items():
             owner = owners.get(cell)
-            if owner is not None and owner not in (claim.row, *self._given_up.get(cell, ())):
-                raise self._violation(claim, owner)
+            if owner is not None and owner not in (claim.row, *self.given_up.get(cell, ())):
+                raise violation(self._env, claim, owner)
 
-    def _violation(self, claim: Owner, other: bytes) -> UniqueViolation:
-        names = ", ".join(quoted(name) for name in claim.definition.names)
-        table = self._env.described(
-            CellAddress(claim.table_id, claim.row, claim.definition.names[0])
-        )
-        return UniqueViolation(
-            f"{table}: row {quoted(other)} has the same value in {names}, and index "
-            f"{claim.definition.name!r} is unique",
-            index=claim.definition.name,
-            rows=(claim.row, other),
-        )
+
+def violation(env: Environment, claim: Owner, other: bytes) -> UniqueViolation:
+    """The error for a row that may not have the values of another one."""
+    names = ", ".join(quoted(name) for name in claim.definition.names)
+    table = env.described(CellAddress(claim.table_id, claim.row, claim.definition.names[0]))
+    return UniqueViolation(
+        f"{table}: row {env.row_named(claim.table_id, other)} has the same value in {names}, and "
+        f"index {claim.definition.name!r} is unique",
+        index=claim.definition.name,
+        rows=(claim.row, other),
+    )
 
 
 def is_kept(index: IndexDefinition, old: bytes | None, new: bytes | None) -> bool:

@@ -57,6 +57,7 @@ from percolator.tablet.visible_cells import (
     chosen_columns,
     lock_cell,
 )
+from percolator.timestamps import NEWEST
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Storage
@@ -585,7 +586,9 @@ def clipped(state: TabletState, asked: cells_pb2.RowRange) -> tuple[bytes, bytes
 def plan_scan(state: TabletState, request: pb.ScanRequest, columns: ColumnEncoder) -> ScanPlan:
     """Checks a request. Raises `InvalidArgument` and `UnheardTimestamp`."""
     limits = state.limits
-    state.guard.check_read(request.timestamp, "timestamp")
+    # Who counts everything that is there may want the locks, whatever they were pushed above.
+    if request.timestamp != NEWEST or not request.count:
+        state.guard.check_read(request.timestamp, "timestamp")
     if not (request.all_columns or request.columns or request.column_prefixes):
         raise InvalidArgument("columns", "no columns and no prefixes, and not all_columns")
     wanted = chosen_columns("", request, columns, limits)

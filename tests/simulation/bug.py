@@ -168,6 +168,7 @@ FIRST_SEEDS = {
     "deletions in loaded rows are collected": 14,
     "drop waits once": 5,
     "dropped table deleted at once": 5,
+    "entries of jobs are added under unlocked columns": 12,
     "epoch from before the timestamps": 37,
     "epoch not raised at a drop": 2,
     "epoch not raised at a registration": 4,

@@ -322,6 +322,10 @@ BUGS = (
         is_quickly_caught=True,
     ),
     *(
+        Bug(plant, workload="indexed tasks", with_master=True, is_quickly_caught=True)
+        for plant in index_bugs.TASK_BUGS
+    ),
+    *(
         Bug(plant, workload="expiring indexes", is_quickly_caught=True)
         for plant in index_bugs.EXPIRING_INDEX_BUGS
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -10,10 +10,12 @@ import pytest
 from percolator.aio import find
 from percolator.aio.bulk_load import BulkLoad
 from percolator.errors import CellAddress
+from percolator.formats.records import KIND_LOCK_ONLY
 from percolator.protocol import announcing, commit, indexes
 from percolator.protocol.shared.attempt import Attempt
-from percolator.protocol.write_set import WriteSteps
-from percolator.routing.cells import ANY_SCHEMA, CellMutation
+from percolator.protocol.shared.entries import Entries
+from percolator.protocol.write_set import Write, WriteSteps
+from percolator.routing.cells import ANY_SCHEMA, CellMutation, FoundCell
 from percolator.services.master.row_term import RowTables
 from tests.patching import in_place_of
 
@@ -50,7 +52,7 @@ def a_commit_goes_on_under_another_schema(patch: Patch) -> None:
 
 def other_columns_of_an_index_are_not_locked(patch: Patch) -> None:
     """Two transactions that complete a row, each with one column, add no entry."""
-    patch.setattr(indexes._Changes, "_lock", lambda self, cells: None)
+    patch.setattr(indexes.Changes, "_lock", lambda self, cells: None)
 
 
 def an_index_is_built_past_older_locks(patch: Patch) -> None:
@@ -73,7 +75,7 @@ def readers_do_not_ask_whether_an_index_is_complete(patch: Patch) -> None:
 
 def unique_values_are_not_looked_up(patch: Patch) -> None:
     """The entry then leads to the last row that was given the value."""
-    patch.setattr(indexes._Changes, "require_unclaimed", lambda self, found: None)
+    patch.setattr(indexes.Changes, "require_unclaimed", lambda self, found: None)
 
 
 def an_index_counts_as_complete_while_rows_are_loaded(patch: Patch) -> None:
@@ -106,17 +108,47 @@ def others_are_taken_to_have_expired(patch: Patch) -> None:
 
 def former_values_are_those_of_an_older_participant(patch: Patch) -> None:
     """Others have committed another value before the attempt has locked the cell."""
-    correct = Attempt._former
+    correct = Attempt.former
 
-    @in_place_of(patch, Attempt, "_former")
+    @in_place_of(patch, Attempt, "former")
     async def wrong(
-        self: Attempt, cells: Sequence[CellAddress], deadline: float
-    ) -> dict[CellAddress, bytes | None]:
+        self: Attempt, cells: Iterable[CellAddress], deadline: float, *passing: Any
+    ) -> dict[CellAddress, FoundCell]:
         newest, self._current = self._current, self.participants[0]
         try:
-            return await correct(self, cells, deadline)
+            return await correct(self, cells, deadline, *passing)
         finally:
             self._current = newest
+
+
+def entries_of_jobs_are_added_under_unlocked_columns(patch: Patch) -> None:
+    """Others change what the job does not write, and entries have the old values."""
+    correct = Attempt.lock
+
+    @in_place_of(patch, Attempt, "lock")
+    async def wrong(
+        self: Attempt, writes: Mapping[CellAddress, Write], *arguments: Any, **named: Any
+    ) -> None:
+        left = {cell: write for cell, write in writes.items() if write[0] != KIND_LOCK_ONLY}
+        await correct(self, left, *arguments, **named)
+
+
+def owners_in_other_tasks_are_not_judged(patch: Patch) -> None:
+    """Two rows have one unique value."""
+
+    async def wrong(*_: object) -> None:
+        return
+
+    patch.setattr(Entries, "_require_unclaimed", wrong)
+
+
+def entries_that_jobs_give_up_stay(patch: Patch) -> None:
+    """The value leads to a row that does not have it any more."""
+
+    async def wrong(*_: object) -> None:
+        return
+
+    patch.setattr(Entries, "_delete", wrong)
 
 
 INDEX_BUGS = (
@@ -128,6 +160,13 @@ INDEX_BUGS = (
 )
 """Each with the disruptions that reveal it, and whether it is caught in seconds. The other two are
 planted in tests/unit/aio/test_index_changes.py: few seeds have what shows them."""
+
+TASK_BUGS = (
+    entries_of_jobs_are_added_under_unlocked_columns,
+    owners_in_other_tasks_are_not_judged,
+    entries_that_jobs_give_up_stay,
+)
+"""Of what the driver of a job adds. All of them are caught in seconds."""
 
 EXPIRING_INDEX_BUGS = (
     entries_that_stay_are_never_written_again,

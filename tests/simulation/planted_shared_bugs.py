@@ -155,7 +155,7 @@ def all_parts_are_committed(patch: Patch) -> None:
             keys = {ParticipantKey(one.start_timestamp, one.primary.column) for one in found}
             named = {part for receipt in receipts for part in receipt.parts}
             self._named = tuple(sorted(keys | named))
-            self._shared_commit = SharedCommit(engine.env, engine.groups, job, self._named, {})
+            self._shared_commit = SharedCommit(engine.env, engine.groups, job, self._named, {}, {})
         return await correct(self, receipts, timeout=timeout)
 
 
@@ -228,10 +228,9 @@ def kept_cells_are_locked_whatever_was_committed(patch: Patch) -> None:
         participant: Participant,
         cell: CellAddress,
         write: Write,
-        read_at: int,
-        unchanged_since: int,
+        *arguments: Any,
     ) -> CellMutation:
-        sent = correct(self, participant, cell, write, read_at, unchanged_since)
+        sent = correct(self, participant, cell, write, *arguments)
         if write is not KEPT:
             return sent
         step = sent.message()

@@ -42,15 +42,31 @@ _RECREATIONS_SHARE = 0.5
 alone it runs so seldom that a drop was repeated after a time-out in none of 600 seeds."""
 _INDEXED_JOBS_SHARE = 0.3
 """The share of the seeds that drew `jobs` and run `indexed jobs`."""
+_INDEXED_TASKS_SHARE = 0.5
+"""The share of the seeds that drew `indexed jobs` and run `indexed tasks`."""
 _ONLY_ON_TABLETS = {"expiring", "expiring indexes", "feeds", "indexed jobs", "recreations"}
 """Workloads that use what a row store does not have yet."""
-_ON_REAL_MASTERS = {"expiring indexes", "indexed jobs", "indexes", "recreations", "successors"}
+_ON_REAL_MASTERS = {
+    "expiring indexes",
+    "indexed jobs",
+    "indexed tasks",
+    "indexes",
+    "recreations",
+    "successors",
+}
 """Workloads that change schemas in a way that the stand-in for the master does not."""
 _ROWS_SHARE = 0.5
 """The share of the other workloads' seeds that run on a row store: a third of all seeds."""
 _ROWS_MASTER_SHARE = 0.4
 """The share of seeds on a row store in which everything is there: masters and oracles, too."""
-_ON_SCHEMAS = {"expiring indexes", "indexes", "newcomers", "recreations", "successors"}
+_ON_SCHEMAS = {
+    "expiring indexes",
+    "indexed tasks",
+    "indexes",
+    "newcomers",
+    "recreations",
+    "successors",
+}
 """Workloads that change schemas while servers do not hear of it, and clients go on using them."""
 _UNHEARD_SHARE = 0.5
 _UNHEARD_SECONDS_MAX = 3.0
@@ -198,7 +214,8 @@ def scenario_of(
     if drawn == "registers" and Random(f"recreations {seed}").random() < _RECREATIONS_SHARE:
         drawn = "recreations"
     if drawn == "jobs" and Random(f"indexed jobs {seed}").random() < _INDEXED_JOBS_SHARE:
-        drawn = "indexed jobs"
+        share = Random(f"indexed tasks {seed}").random()
+        drawn = "indexed tasks" if share < _INDEXED_TASKS_SHARE else "indexed jobs"
     master = chance.random() < _MASTER_SHARE
     disruptions = sorted(
         (_any_disruption(chance) for _ in range(chance.randint(0, _DISRUPTIONS_MAX))),

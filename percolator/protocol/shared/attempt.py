@@ -12,8 +12,9 @@ would count as one that the job does not write, and an overwriting driver would 
 A cell of an index (protocol/indexes.py) gets its entries in a second step: the cell is locked, and
 then what it held is read, past the attempt's own locks. Nobody else changes it any more, so the
 entry that goes and the one that comes are certain. They are locked under the attempt's own
-participants, so they share the fate of the cell, however often a task is run. Only indexes of one
-column are kept, which are not unique: of all other ones, an entry is not the business of one cell.
+participants, so they share the fate of the cell, however often a task is run. An attempt keeps only
+indexes of one column that are not unique, and none in a row store: of all other ones, an entry is
+not the business of one cell, so the driver keeps them (entries.py).
 
 Rules, each with the failure that it prevents:
 - What an indexed cell held is read at the newest participant's start. At that of an older one, a
@@ -22,6 +23,9 @@ Rules, each with the failure that it prevents:
   build of an index, which adds entries, would fail every attempt at what was begun before it.
 - An attempt that has locked cells of a table under other indexes than the table has now fails: an
   index that came in between would lack their entries, or have those of values that go.
+- An indexed value is always in its lock, unless it is too long for an entry. Of one that is stored
+  apart, the driver could not learn it, and the lock would not tell that the attempt has written
+  another value before, which has an entry.
 - A lock of another participant of the same transaction is not taken for our own: the write would be
   lost when the other attempt is not chosen.
 - After an error, the attempt cannot finish: an unanswered message may lock a cell later on.
@@ -49,8 +53,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
-from hashlib import blake2b
+from collections.abc import Iterable, Mapping, Sequence, Set
+from types import MappingProxyType
 
 from percolator.codecs.indexes import IndexDefinition
 from percolator.errors import (
@@ -59,7 +63,6 @@ from percolator.errors import (
     PercolatorError,
     Retry,
     SchemaChanged,
-    SchemaError,
     UsageError,
     WrittenTwice,
 )
@@ -80,7 +83,7 @@ from percolator.protocol.commit import portions
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import ROLLED_BACK, Announcing, Environment, Statistics
 from percolator.protocol.indexes import changed_entries
-from percolator.protocol.read import read_rows
+from percolator.protocol.read import PASSING_MAX, read_rows
 from percolator.protocol.shared.participant import (
     Job,
     Observed,
@@ -88,12 +91,19 @@ from percolator.protocol.shared.participant import (
     ParticipantKey,
     ParticipantName,
     observed_in,
-    require_no_indexes,
     roll_back,
 )
 from percolator.protocol.write_set import Prewrite, Write
 from percolator.routing.catalog import TableSchema
-from percolator.routing.cells import APPLIED, Answer, CellMutation, Groups, Refused, RowRequest
+from percolator.routing.cells import (
+    APPLIED,
+    Answer,
+    CellMutation,
+    FoundCell,
+    Groups,
+    Refused,
+    RowRequest,
+)
 from percolator.v1.tabletserver_pb2 import RowRead
 
 PARTICIPANTS_MAX = 256
@@ -164,8 +174,6 @@ class Attempt:
         """By table, the observers to which all of its cells were announced."""
         self._indexes: dict[int, tuple[IndexDefinition, ...]] = {}
         """By table, the indexes under which its cells were locked."""
-        self._stored_apart: dict[CellAddress, bytes] = {}
-        """Hashes of the values of indexed cells that are not in their locks."""
         self._has_failed = False
         self._is_over = False
         self.tables: set[int] = set()
@@ -180,6 +188,19 @@ class Attempt:
         """The start timestamp of its first participant; 0 before it has one."""
         return self.participants[0].start if self.participants else 0
 
+    @property
+    def left(self) -> dict[int, tuple[IndexDefinition, ...]]:
+        """By table that it has written, the indexes whose entries are left to the driver."""
+        left = {
+            table_id: tuple(one for one in indexes if not self._keeps(one))
+            for table_id, indexes in self._indexes.items()
+        }
+        return {table_id: indexes for table_id, indexes in left.items() if indexes}
+
+    def _keeps(self, index: IndexDefinition) -> bool:
+        """True if an entry of the index follows from one cell, wherever tablets tell of indexes."""
+        return self._env.announcing is None and not index.unique and len(index.columns) == 1
+
     # ------------------------------------------------------------------ writing
 
     async def prewrite(self, writes: Mapping[CellAddress, Write], deadline: float) -> None:
@@ -189,13 +210,25 @@ class Attempt:
         try:
             locked = await self._lock(writes, deadline)
             entries = await self._entries(locked, deadline)
-            await self._lock_all(entries, entries, 0, 0, deadline)
+            await self.lock(entries, deadline)
         except BaseException:
             self._has_failed = True
             raise
         self.cells += len(locked)
-        self.tables.update({cell.table_id for cell in (*locked, *entries)})
+        self.tables.update({cell.table_id for cell in locked})
         self.kept += sum(write is KEPT for write in locked.values())
+
+    async def lock(
+        self, writes: Mapping[CellAddress, Write], deadline: float, unchanged_since: int = 0
+    ) -> None:
+        """Locks cells besides those of the task: what others have committed to them before does not
+        matter, unless it was since then. Cells of chosen participants are left to these."""
+        try:
+            await self._lock_all(writes, dict(writes), 0, unchanged_since, deadline)
+        except BaseException:
+            self._has_failed = True
+            raise
+        self.tables.update({cell.table_id for cell in writes})
 
     async def _lock(
         self, given: Mapping[CellAddress, Write], deadline: float
@@ -203,7 +236,7 @@ class Attempt:
         """Returns what was locked: the writes, or that cells are kept."""
         writes, read_at = dict(given), 0
         if self._only_changes:
-            read_at = (await self._participant(deadline)).start
+            read_at = await self.newest_start(deadline)
             writes = await with_kept_cells(self._env, self._cleanup, given, read_at, deadline)
         since = self._job.unchanged_since
         return await self._lock_all(given, writes, read_at, since, deadline)
@@ -232,8 +265,13 @@ class Attempt:
             for cells in portions(pending):
                 steps_ = [
                     self._prewrite(
-                        participant, cell, writes[cell], read_at, unchanged_since
-                    )._replace(schema_version=schemas[cell.table_id].version)
+                        participant,
+                        cell,
+                        writes[cell],
+                        read_at,
+                        unchanged_since,
+                        schemas[cell.table_id],
+                    )
                     for cell in cells
                 ]
                 answers = await env.cells.mutate(steps_, deadline)
@@ -270,21 +308,11 @@ class Attempt:
                 raise result.problem or ConflictError("no time was left to lock the cells")
 
     async def _schemas(self, tables: Set[int], deadline: float) -> dict[int, TableSchema]:
-        """The schemas of the tables. Raises `SchemaError` for a table with an index that is not
-        kept here, and `ConflictError` if the indexes were changed since cells were locked."""
+        """The schemas of the tables. Raises `ConflictError` if the indexes were changed since cells
+        were locked."""
         schemas: dict[int, TableSchema] = {}
         for table_id in tables:
             schema = schemas[table_id] = await self._env.schema(table_id, deadline)
-            if self._env.announcing is not None:
-                require_no_indexes(schema, table_id)
-            for index in schema.indexes:
-                if index.unique or len(index.columns) > 1:
-                    raise SchemaError(
-                        f"table {schema.codecs.table!r} has the index {index.name!r}, and shared "
-                        "transactions keep only indexes of one column that are not unique: write "
-                        "it in transactions of their own",
-                        table_id=table_id,
-                    )
             if self._indexes.get(table_id, schema.indexes) != schema.indexes:
                 raise ConflictError(
                     f"the indexes of {schema.codecs.table!r} were changed while task "
@@ -300,52 +328,65 @@ class Attempt:
         if not any(self._indexes.values()):
             return {}
         indexed = {
-            cell: [index for index in self._indexes[cell.table_id] if index.names == (cell.column,)]
+            cell: [
+                index
+                for index in self._indexes[cell.table_id]
+                if index.names == (cell.column,) and self._keeps(index)
+            ]
             for cell, write in locked.items()
             if write is not KEPT
         }
         cells = [cell for cell, found in indexed.items() if found]
         if not cells:
             return {}
-        before = await self._former(cells, deadline)
+        stored = await self.former(cells, deadline)
         entries: dict[CellAddress, Write] = {}
         for cell in cells:
             kind, value = locked[cell]
-            self._require_one_value(cell, value)
+            before = stored[cell].value if cell in stored else None
             after = value if kind == KIND_PUT else None
             for index in indexed[cell]:
                 entries |= changed_entries(
-                    self._env, index, cell, before.get(cell), after, self._row_bytes_max
+                    self._env, index, cell, before, after, self._row_bytes_max
                 )
         return entries
 
-    def _require_one_value(self, cell: CellAddress, value: bytes) -> None:
-        """Raises `WrittenTwice` if an indexed cell gets another value than before, which its lock
-        does not tell if the first value was stored apart: each would get an entry."""
-        if len(value) > self._env.limits.value_inline_bytes_max or cell in self._stored_apart:
-            digest = blake2b(value, digest_size=16).digest()
-            if self._stored_apart.setdefault(cell, digest) != digest:
-                raise self._written_twice(cell)
-
-    async def _former(
-        self, cells: Sequence[CellAddress], deadline: float
-    ) -> dict[CellAddress, bytes | None]:
-        """Values of cells as they were before this attempt locked them."""
+    async def former(
+        self,
+        cells: Iterable[CellAddress],
+        deadline: float,
+        passing: Mapping[tuple[int, bytes], Iterable[int]] = MappingProxyType({}),
+    ) -> dict[CellAddress, FoundCell]:
+        """Cells as they were before this attempt has locked them, and before other participants
+        have that are given for their rows. Those without a value are missing."""
         columns: dict[tuple[int, bytes], list[bytes]] = {}
         for table_id, row, column in cells:
             columns.setdefault((table_id, row), []).append(column)
-        read_at = (await self._participant(deadline)).start
+        read_at = await self.newest_start(deadline)
         own = [participant.start for participant in self.participants]
         requests = [
-            RowRequest(table_id, RowRead(row=row, columns=names, timestamp=read_at, passing=own))
+            RowRequest(
+                table_id,
+                RowRead(
+                    row=row,
+                    columns=names,
+                    timestamp=read_at,
+                    # As many as a read may carry. It waits for others, and passes them, too.
+                    passing=[*passing.get((table_id, row), ()), *own][:PASSING_MAX],
+                ),
+            )
             for (table_id, row), names in columns.items()
         ]
         answers = await read_rows(self._env, self._cleanup, requests, deadline, Statistics())
         return {
-            CellAddress(table_id, row, column): cell.value
+            CellAddress(table_id, row, column): cell
             for (table_id, row), answer in zip(columns, answers, strict=True)
             for column, cell in answer.found.items()
         }
+
+    async def newest_start(self, deadline: float) -> int:
+        """The start timestamp of the participant under which cells are locked now."""
+        return (await self._participant(deadline)).start
 
     async def _participant(self, deadline: float) -> Participant:
         """The participant under which to lock cells now; begins one if there is none."""
@@ -375,11 +416,14 @@ class Attempt:
         write: Write,
         read_at: int,
         unchanged_since: int,
+        schema: TableSchema,
     ) -> CellMutation:
         """`read_at`: when it was seen that kept cells need not be written."""
         kind, value = write
         data = None
-        if len(value) > self._env.limits.value_inline_bytes_max:
+        if len(value) > self._env.limits.value_inline_bytes_max and (
+            len(value) > self._row_bytes_max or cell.column not in schema.indexed
+        ):
             kind, value, data = KIND_PUT_IN_DATA, b"", value
         start = participant.start
         head = self._heads.get(kind)
@@ -389,15 +433,15 @@ class Attempt:
             header = LOCK_HEADER.pack(start, start + 1, ttl, kind)
             head = self._heads[kind] = header + shared_part(b"", participant.primary)
         lock = head + value
-        since = unchanged_since or (read_at if kind == KIND_LOCK_ONLY else start)
+        since = unchanged_since or (read_at if kind == KIND_LOCK_ONLY else 0) or start
         table_id, row, column = cell
         if since < start:
             step = steps.prewrite_since(row, column, start, since, lock, data)
         elif data is not None:
             step = steps.prewrite(row, column, start, lock, data)
         else:
-            return CellMutation(table_id, Prewrite(row, column, lock, start))
-        return CellMutation(table_id, step)
+            return CellMutation(table_id, Prewrite(row, column, lock, start), schema.version)
+        return CellMutation(table_id, step, schema.version)
 
     def _sort_out(
         self,
@@ -432,7 +476,7 @@ class Attempt:
                 # Only the younger waits for the older: two that wait for each other never stop.
                 result.is_overtaken |= met.lock.start_timestamp > participant.start
             elif result.unchanged_since:
-                raise self._changed(cell, answer)
+                raise self._changed(cell, answer, result.unchanged_since)
             elif writes[cell] is KEPT:
                 result.changed.append(cell)
                 result.is_overtaken |= answer.offender.timestamp > participant.start
@@ -453,11 +497,11 @@ class Attempt:
         where = self._env.described(cell)
         return WrittenTwice(f"task {self._task!r} writes {where} twice", cell=cell)
 
-    def _changed(self, cell: CellAddress, answer: Refused) -> ConflictError:
+    def _changed(self, cell: CellAddress, answer: Refused, since: int) -> ConflictError:
         record = answer.offender
         return ConflictError(
             f"{self._env.described(cell)} was committed at {record.timestamp}, and the shared "
-            f"transaction writes only what was not changed since {self._job.unchanged_since}",
+            f"transaction writes only what was not changed since {since}",
             cell=cell,
             start_timestamp=self.start,
             other_commit_timestamp=record.timestamp,

@@ -19,13 +19,15 @@ Where the store asks for it (protocol/announcing.py says why), the driver knows 
 which observers each table's cells were announced. An observer that was registered since, which the
 epoch of the commit timestamp tells, gets its intents from the driver before it commits. What the
 participants have locked is found by a scan of the table: none of their locks can go before the
-commit, or they cannot be committed. If a table is gone by then, nothing is committed.
+commit, or they cannot be committed. If a table is gone by then, nothing is committed, and neither
+if it has other indexes than those whose entries were added (entries.py): no tablet says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from percolator.codecs.indexes import IndexDefinition
 from percolator.errors import (
     CellAddress,
     ConflictError,
@@ -51,7 +53,6 @@ from percolator.protocol.shared.participant import (
     ParticipantName,
     locks_of,
     observed_in,
-    require_no_indexes,
     roll_back,
 )
 from percolator.routing.cells import APPLIED, Answer, Groups, Refused
@@ -69,14 +70,17 @@ class SharedCommit:
         job: Job,
         participants: Sequence[ParticipantKey],
         announced: Mapping[int, Observed],
+        indexes: Mapping[int, tuple[IndexDefinition, ...]],
     ) -> None:
         """`participants`: those that are committed; at least one. `announced`: by table, the
-        observers to which all of their cells were announced."""
+        observers to which all of their cells were announced. `indexes`: by table, those whose
+        entries the driver has added."""
         self._env = env
         self._groups = groups
         self._job = job
         self._participants = participants
         self._announced = dict(announced)
+        self._indexes = indexes
         self._commit: int | None = None
         """The commit timestamp that was taken for it."""
         self.sent = Sent.NOTHING
@@ -160,8 +164,8 @@ class SharedCommit:
     async def _renew_announcement(self, deadline: float) -> None:
         """Announces what is locked to observers that were registered meanwhile. Called after the
         commit timestamp was received, and before it is used: observers that were registered below
-        it have to be notified. Raises `SchemaError` if a table is gone, or has an index by
-        now."""
+        it have to be notified. Raises `SchemaError` if a table is gone, and `ConflictError` if it
+        has other indexes by now."""
         store = self._env.announcing
         if store is None:
             return
@@ -169,7 +173,12 @@ class SharedCommit:
         starts = frozenset(participant.start for participant in self._participants)
         for table_id, known in list(self._announced.items()):
             schema = await self._env.schema(table_id, deadline)
-            require_no_indexes(schema, table_id)  # of which the tasks have not heard
+            if schema.indexes != self._indexes.get(table_id, ()):
+                raise ConflictError(
+                    f"the indexes of {schema.codecs.table!r} were changed while a shared "
+                    "transaction was written to it",
+                    start_timestamp=self._participants[0].start,
+                )
             missing = observed_in(schema) - known
             if missing:
                 await store.announce_locked(table_id, missing, starts, deadline)

@@ -34,7 +34,6 @@ from percolator.errors import (
     InvariantViolation,
     PercolatorError,
     Retry,
-    SchemaError,
     UsageError,
 )
 from percolator.formats.records import (
@@ -71,17 +70,6 @@ def observed_in(schema: TableSchema) -> Observed:
     return frozenset(
         (column, observer) for column, several in schema.observers.items() for observer in several
     )
-
-
-def require_no_indexes(schema: TableSchema, table_id: int) -> None:
-    """Raises `SchemaError` for a table with indexes in a row store: only the driver learns of one
-    that is added, and it could not add entries to what the tasks have locked."""
-    if schema.indexes:
-        raise SchemaError(
-            f"table {schema.codecs.table!r} has indexes, which shared transactions do not keep in "
-            "a row store: write it in transactions of their own",
-            table_id=table_id,
-        )
 
 
 # ---------------------------------------------------------------------------- names

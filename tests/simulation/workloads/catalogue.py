@@ -14,7 +14,12 @@ from tests.simulation.workloads.drops import (
     Renewals,
     Successors,
 )
-from tests.simulation.workloads.indexes import ExpiringIndexed, Indexed, IndexedRows
+from tests.simulation.workloads.indexes import (
+    ExpiringIndexed,
+    Indexed,
+    IndexedRows,
+    IndexedTasks,
+)
 from tests.simulation.workloads.jobs import Deciders, IndexedJobs, Jobs
 from tests.simulation.workloads.loads import Arrivals, Feeds, Loaders, Loads
 from tests.simulation.workloads.observers import Chains, Inverted, Newcomers, Recipes
@@ -97,6 +102,7 @@ UNDRAWN: dict[str, MakeWorkload] = {
     "drops": Drops,
     "expiring indexes": ExpiringIndexed,
     "indexed jobs": IndexedJobs,
+    "indexed tasks": IndexedTasks,
     "indexes": Indexed,
     "inverted": Inverted,
     "loaders": Loaders,

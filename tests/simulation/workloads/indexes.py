@@ -19,6 +19,8 @@ from math import inf
 from percolator import Table
 from percolator.aio import Transaction
 from percolator.aio.bulk_load import BulkLoad, LoadPlan
+from percolator.aio.replacing import rest_deleted
+from percolator.aio.shared import Receipt, SharedTransaction, Ticket
 from percolator.aio.snapshot import Snapshot
 from percolator.codecs import raw
 from percolator.errors import (
@@ -27,6 +29,7 @@ from percolator.errors import (
     SchemaError,
     UniqueViolation,
     UsageError,
+    WrittenTwice,
 )
 from percolator.schema import Index
 from tests.simulation.sessions import Cells, RecordedTx, Session
@@ -119,7 +122,7 @@ class Indexed(Workload):
     async def _compare(self, session: Session, reads: Snapshot | Transaction) -> None:
         index = session.random.choice(self.indexes)
         columns = index.columns
-        value = session.random.choice([None, _PLACES[0] if index is _BY_PLACE else _BADGES[0]])
+        value = session.random.choice([None, (_BADGES if index.unique else _PLACES)[0]])
         given = () if value is None else (value,)
         limit = self._limit(session)
         found = [row async for row in reads.find(index, *given, columns=columns, limit=limit)]
@@ -223,3 +226,93 @@ async def _change(session: Session, tx: Transaction, row: bytes) -> None:
         # One of the columns of an index, or both.
         for column in chance.sample([_CITY, _STREET], chance.choice((1, 1, 2))):
             tx.set(row, column, chance.choice(_PLACES))
+
+
+# Jobs of several tasks among them: their driver adds the entries of these indexes.
+
+JOB_COMMITTED = "job that was committed to a table with indexes"
+_JOB_SECONDS = 3.0
+_JOBS_SHARE = 0.4
+_REPLACES = 0.1
+"""The share of jobs that delete all rows that they do not write."""
+_REPEATED = 0.3
+"""The share of tasks of which an earlier attempt does not count."""
+
+
+_BY_STREET = Index(_PEOPLE, "by street", (_STREET, _CITY))
+"""In this workload, it is declared with the table: writers of its columns need not conflict at one
+of them, but at the entries."""
+
+
+class IndexedTasks(Indexed):
+    """An index finds what jobs have written, and what they have not written any more."""
+
+    loads = False
+    indexes = (_BY_BADGE, _BY_PLACE, _BY_STREET)
+
+    async def load(self, session: Session) -> None:
+        declared = Table(_PEOPLE.name, key=raw)
+        declared.column("badge", raw, unique=True)
+        declared.index("by street", *(declared.column(one.name, raw) for one in _BY_STREET.columns))
+        await session.database.create_table(declared, _SPLITS, timeout=30.0)
+
+    async def step(self, session: Session) -> None:
+        session.also_expected = (SchemaError, UniqueViolation)
+        if session.random.random() >= _JOBS_SHARE:
+            await super().step(session)
+            return
+        session.skip()
+        try:
+            shared = session.database.shared_transaction(timeout=_JOB_SECONDS)
+            async with shared:
+                await self._job(session, shared)
+        except PercolatorError as error:
+            if not isinstance(error, WrittenTwice | UsageError):
+                session.expect(error)
+
+    async def _job(self, session: Session, shared: SharedTransaction) -> None:
+        chance, ticket = session.random, shared.ticket
+        tasks = range(chance.choice((1, 2, 2, 3)))
+        receipts = await asyncio.gather(*(self._task(session, ticket, str(n)) for n in tasks))
+        if chance.random() < _REPLACES:
+            async with session.database.snapshot() as snapshot:
+                rest = await rest_deleted(
+                    session.database.internal,
+                    ticket,
+                    receipts,
+                    snapshot,
+                    _PEOPLE,
+                    task="rest",
+                    timeout=_JOB_SECONDS,
+                )
+            receipts.append(rest)
+        await shared.commit(receipts)
+        session.count(JOB_COMMITTED)
+
+    async def _task(self, session: Session, ticket: Ticket, name: str) -> Receipt:
+        if session.random.random() < _REPEATED:
+            await self._attempt(session, ticket, name)
+        return await self._attempt(session, ticket, name)
+
+    async def _attempt(self, session: Session, ticket: Ticket, name: str) -> Receipt:
+        chance, only_changes = session.random, session.random.random() < 0.3
+        attempt = session.database.internal.share(
+            ticket,
+            name,
+            0,
+            _JOB_SECONDS,
+            replace_after_seconds=0.1,
+            only_changes=only_changes,
+        )
+        async with attempt:
+            for row in chance.sample(_ROWS, chance.choice((1, 2))):
+                column = chance.choice((_BADGE, _BADGE, _CITY, _STREET))
+                if chance.random() < 0.15:
+                    await attempt.delete(row, column)
+                else:
+                    values = _BADGES if column is _BADGE else _PLACES
+                    await attempt.set(row, column, chance.choice(values))
+                if chance.random() < 0.3:
+                    await attempt._flush()
+                    await asyncio.sleep(chance.random() ** 4)
+            return await attempt.finish()

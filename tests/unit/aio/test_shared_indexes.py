@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import timedelta
+
 import pytest
 
-from percolator import ConflictError, SchemaError, codecs
+from percolator import ConflictError, SchemaError, Table, codecs
 from percolator.aio import Database
 from percolator.aio.replacing import rest_deleted
 from percolator.aio.shared import SharedTransaction
-from percolator.errors import WrittenTwice
+from percolator.errors import UniqueViolation, WrittenTwice
 from percolator.schema import Index
 from tests.unit.aio.shared_attempts import dies, receipt_of, set_value, share_of, values_of
 from tests.unit.connected import accounts, balance
@@ -118,23 +121,6 @@ async def test_an_index_that_comes_while_a_task_writes_fails_its_attempt(
     assert await db.check_index(balance) == []
 
 
-@pytest.mark.parametrize(
-    "index",
-    [Index(accounts, "it", (balance,), unique=True), Index(accounts, "it", (balance, owner))],
-    ids=["unique", "of two columns"],
-)
-async def test_an_index_of_which_an_entry_is_not_the_business_of_one_cell_is_refused(
-    db: Database, shared: SharedTransaction, index: Index[str]
-) -> None:
-    await db.create_index(index)
-    share = db.share(shared.ticket, task="1")
-    await share.begin()
-    share.set("ann", balance, 1)
-    with pytest.raises(SchemaError, match="has the index 'it', and shared transactions keep only"):
-        await share.finish()
-    await share.abandon()
-
-
 async def test_an_entry_that_a_build_has_added_since_does_not_count_as_a_change(
     db: Database,
 ) -> None:
@@ -167,3 +153,58 @@ async def test_a_lock_from_before_an_index_keeps_out_writers_of_its_other_column
         await tx.set("ann", owner, "y")
     await db.create_index(index)
     assert await db.check_index(index) == []
+
+
+async def test_a_table_that_is_gone_keeps_no_other_from_being_told_of_the_commit(
+    db: Database, shared: SharedTransaction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of an index which is dropped just then."""
+    await db.create_index(balance)
+    receipt = await receipt_of(db, shared.ticket, "1", ann=1)
+    told = []
+
+    async def tell(_: object, table_id: int, *__: object) -> None:
+        told.append(table_id)
+        raise SchemaError("there is no such table")
+
+    monkeypatch.setattr("percolator.aio.shared.tell_of_commits", tell)
+    await shared.commit([receipt])
+    await shared.told(1.0)
+    assert told == sorted(receipt.tables)
+    assert len(told) == 2
+
+
+async def test_entries_of_values_that_expire_are_added_by_the_driver(db: Database) -> None:
+    table = Table("sessions")
+    token = table.column("token", codecs.text, unique=True)
+    user = table.column("user", codecs.text)
+    by_user = table.index("by user", user, token)
+    await db.create_table(table, ttl={token: timedelta(seconds=20)})
+    async with db.transaction() as tx:
+        for row, value in (("a", "1"), ("b", "2")):
+            await tx.set(row, token, value)
+            await tx.set(row, user, "ann")
+    async with db.shared_transaction() as shared:
+        async with db.share(shared.ticket, task="1") as share:
+            await share.set("a", token, "1")
+            await share.set("c", token, "3")
+            receipt = await share.finish()
+        await shared.commit([receipt])
+    await asyncio.sleep(15.0)
+    async with db.shared_transaction() as shared:
+        async with db.share(shared.ticket, task="1") as share:
+            await share.set("d", token, "3")
+            receipt = await share.finish()
+        with pytest.raises(UniqueViolation):
+            await shared.commit([receipt])
+    await asyncio.sleep(10.0)
+    async with db.shared_transaction() as shared:
+        async with db.share(shared.ticket, task="1") as share:
+            await share.set("d", token, "3")
+            await share.set("b", token, "1")
+            receipt = await share.finish()
+        await shared.commit([receipt])
+    async with db.snapshot() as snapshot:
+        assert [row.key async for row in snapshot.find(token)] == ["b", "d"]
+        assert [row.key async for row in snapshot.find(by_user, "ann")] == ["b"]
+    assert await db.check_index(by_user) == await db.check_index(token) == []

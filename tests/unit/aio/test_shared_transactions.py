@@ -58,14 +58,24 @@ async def hasty(db: Database) -> AsyncIterator[SharedTransaction]:
         yield shared
 
 
-async def test_in_a_row_store_a_table_that_has_an_index_by_now_is_not_committed(
-    in_a_row_store: None, db: Database, shared: SharedTransaction
+async def test_in_a_row_store_an_index_that_comes_after_the_entries_fails_the_commit(
+    in_a_row_store: None,
+    db: Database,
+    shared: SharedTransaction,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     receipt = await receipt_of(db, shared.ticket, "one", ann=1)
     engine = db.internal.engine
     added = Index(accounts, "balance", (balance,)).definition()
-    await engine.catalog.change_indexes("accounts", [added], deadline=engine.now() + 10.0)
-    with pytest.raises(SchemaError, match="'accounts' has indexes, which shared transactions"):
+    correct = shared._add_entries
+
+    async def too_early(timeout: float | None) -> object:
+        indexes = await correct(timeout)
+        await engine.catalog.change_indexes("accounts", [added], deadline=engine.now() + 10.0)
+        return indexes
+
+    monkeypatch.setattr(shared, "_add_entries", too_early)
+    with pytest.raises(ConflictError, match="the indexes of 'accounts' were changed"):
         await shared.commit([receipt])
     assert await values_of(db) == {}
 
