@@ -130,6 +130,7 @@ class BulkLoad:
             found = await self._raise(run)
             if found.complete is not None:
                 await self._open(run, found.complete)
+                await self.build_indexes()
                 raise self._was_complete()
             if found.obstacle is not None:
                 await self._open_again(run)
@@ -172,6 +173,7 @@ class BulkLoad:
                 return False
         if complete is not None:
             await self._open(timestamps.start, complete)
+            await self.build_indexes()
             raise self._was_complete()
         return True
 
@@ -285,7 +287,6 @@ class BulkLoad:
         await self._each(_FINISH, run, commit=complete.commit_timestamp, missing_ok=True)
         await self._each(_LIFT, run, missing_ok=True)
         await self._each(_LIFT, complete.run, missing_ok=True)
-        await self.build_indexes()
 
     async def _mark_indexes(self) -> None:
         """Says to readers that the indexes are incomplete. Call it while the range is closed, and
@@ -324,6 +325,12 @@ class BulkLoad:
 
     async def abandon(self) -> bool:
         """Clears the load. Returns whether it was complete after all; then its rows stay."""
+        is_complete = await self.reopen()
+        await self.build_indexes()
+        return is_complete
+
+    async def reopen(self) -> bool:
+        """As `abandon`, without the indexes."""
         await self._know_table()
         return await self._abandon(await self._engine.env.timestamps.get())
 
@@ -333,7 +340,11 @@ class BulkLoad:
         Its processes may still be loading, so the range is taken over before it is cleared. That
         uses the run's commit timestamp: any other run that has taken over by now has a higher one.
         """
-        return await self.resume(timestamps) and not await self._abandon(timestamps.commit)
+        if not await self.resume(timestamps):
+            return False
+        is_complete = await self._abandon(timestamps.commit)
+        await self.build_indexes()
+        return not is_complete
 
     async def _abandon(self, run: int) -> bool:
         complete = (await self._raise(run)).complete
@@ -341,7 +352,6 @@ class BulkLoad:
             await self._open(run, complete)
             return True
         await self._open_again(run)
-        await self.build_indexes()
         return False
 
     # ------------------------------------------------------------------ shared

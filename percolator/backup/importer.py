@@ -28,7 +28,13 @@ from percolator.aio.row_load import RowLoad, finish_together
 from percolator.backup import export_files, part_files
 from percolator.backup.export_files import DamagedExport, Export, ExportedTable, ExportPart
 from percolator.codecs.indexes import IndexDefinition
-from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
+from percolator.errors import (
+    InvalidArgument,
+    PercolatorError,
+    SchemaError,
+    UniqueViolation,
+    UsageError,
+)
 from percolator.observers.observer_change import changed_observers, notified_alike
 from percolator.process import private_opener
 from percolator.v1.master_pb2 import (
@@ -81,7 +87,8 @@ async def import_tables(
 async def abandon(database: Database, directory: Path, *, tables: Sequence[str] = ()) -> list[str]:
     """Opens the tables that an interrupted import left closed.
 
-    Returns the names of those that had been imported completely; the others are empty.
+    Returns the names of those that had been imported completely; the others are empty. What keeps
+    an index from being completed is only logged: it would do so each time.
     """
     export = chosen(export_files.read_manifest(directory), tables)
     known = set(await database.tables())
@@ -90,11 +97,21 @@ async def abandon(database: Database, directory: Path, *, tables: Sequence[str] 
         for table in export.tables:
             if table.name not in known and not database.internal.engine.is_on_rows:
                 continue
-            if await _load_of(database, export, table).abandon():
+            load = _load_of(database, export, table)
+            if await (load.reopen() if isinstance(load, BulkLoad) else load.abandon()):
                 complete.append(table.name)
                 await _register(database, table)
+            if isinstance(load, BulkLoad):
+                await _build_indexes(load, table.name)
         log.remove(table.name for table in export.tables)
     return complete
+
+
+async def _build_indexes(load: BulkLoad, table: str) -> None:
+    try:
+        await load.build_indexes()
+    except (SchemaError, UniqueViolation) as error:
+        _log.warning("table %r is open, but an index is incomplete: %s", table, error.message)
 
 
 async def _checked(directory: Path, tables: Sequence[str]) -> Export:

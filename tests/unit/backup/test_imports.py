@@ -417,7 +417,7 @@ async def test_an_import_that_ends_before_the_indexes_are_built_builds_them_when
 
 
 async def test_rows_that_an_index_cannot_have_are_imported_and_named(
-    at: Loaded, directory: Path
+    at: Loaded, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As if the index was still being built when the table was exported."""
     await at.database.create_table(A)
@@ -434,6 +434,11 @@ async def test_rows_that_an_index_cannot_have_are_imported_and_named(
         await importer.import_tables(at.database, directory)
     assert await at.closed() == []
     assert await rows_of(at.database, A) == ROWS + 2
+    for _ in range(2):
+        await importer.abandon(at.database, directory)
+    assert "table 'a' is open, but an index is incomplete: " in caplog.text
+    assert "have the same value in 'name'" in caplog.text
+    assert not (directory / importer.NAME).exists()
 
 
 async def test_a_table_that_exists_must_have_the_indexes_of_the_export(
