@@ -22,6 +22,7 @@ from percolator.codecs.indexes import (
     require_indexable,
 )
 from percolator.codecs.names import COLUMN_BYTES_MAX
+from percolator.codecs.readable import quoted
 from percolator.codecs.values import after_prefix, require_key_codec
 from percolator.conditions import Condition, compared, listed_operands
 from percolator.errors import InvalidArgument, SchemaError, UsageError
@@ -68,7 +69,8 @@ def _name(what: str, name: object, bytes_max: int) -> bytes:
         ) from None
     if not isinstance(encoded, bytes) or not 1 <= len(encoded) <= bytes_max:
         article = "an" if what == "index" else "a"
-        raise SchemaError(f"{article} {what} name must have 1 to {bytes_max} bytes, got {name!r}")
+        shown = quoted(name) if isinstance(name, bytes) else repr(name)
+        raise SchemaError(f"{article} {what} name must have 1 to {bytes_max} bytes, got {shown}")
     return encoded
 
 
@@ -278,7 +280,7 @@ class Index(Generic[K]):
                     "indexed"
                 )
             if column in listed[:place]:
-                raise SchemaError(f"index {name!r}: {column!r} is named twice")
+                raise SchemaError(f"index {name!r}: column {quoted(column.name)} is named twice")
             require_indexable(column.codec.name, column.name)
         self.table = table
         self.name = name

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 from percolator.aio.changes import Changes, Following
 from percolator.aio.engine import Engine
-from percolator.aio.find import declared_index
+from percolator.aio.find import declared_index, require_same_index
 from percolator.aio.index_build import IndexBuild
 from percolator.aio.observing import new_worker, stop_all, worker_context
 from percolator.aio.pin import Pin
@@ -412,7 +412,8 @@ class Database:
         self, index: Index[Any] | Column[Any], *, timeout: float | None = None
     ) -> list[str]:
         """Compares an index with its table, and returns the differences: none, unless something is
-        wrong. The time-out applies to each page.
+        wrong. The time-out applies to each page. Raises `SchemaError` if the cluster has another
+        index of that name.
 
         >>> assert await db.check_index(by_city) == []
         """
@@ -420,7 +421,11 @@ class Database:
         declared = declared_index(index)
         await self._engine.catalog.describe(declared.table.name, deadline)
         info = await self._engine.catalog.table(declared.table.name, deadline)
-        return await self._index(info, declared.name, timeout).problems()
+        build = self._index(info, declared.name, timeout)
+        # A column that is not declared as indexed does not say whether its index is unique.
+        says_all = isinstance(index, Index) or declared.name in declared.table.indexes
+        require_same_index(info.name, build.index, declared, says_all=says_all)
+        return await build.problems()
 
     def _index(self, info: TableInfo, name: str, timeout: float | None) -> IndexBuild:
         seconds = timeout or self._engine.limits.call_seconds

@@ -224,17 +224,26 @@ async def known_index(
     """The index as the cluster has it. Raises `SchemaError` if it has none, or another one."""
     one = await index_named(reader.env, info.table_id, index.name, deadline)
     if one is not None:
-        declared = index.definition()
-        if one.columns != declared.columns:
-            raise SchemaError(
-                f"table {info.name!r}: index {one.name!r} is {described(one)}, and "
-                f"the program declares one {described(declared)}"
-            )
+        require_same_index(info.name, one, index)
         return one
     raise SchemaError(
         f"table {info.name!r} has no index {index.name!r}: declare it before the table is created, "
         f"or add it with db.create_index(...) or `percolator index create`"
     )
+
+
+def require_same_index(
+    table: str, one: IndexDefinition, index: Index[Any], *, says_all: bool = False
+) -> None:
+    """Raises `SchemaError` unless the cluster's index has the columns that the program declares;
+    and, if the program `says_all`, is unique where it says so."""
+    declared = index.definition()
+    if one.columns != declared.columns or (says_all and one.unique != declared.unique):
+        raise SchemaError(
+            f"table {table!r}: index {one.name!r} is {described(one)}, and the program declares "
+            f"one {described(declared)}",
+            table=table,
+        )
 
 
 async def index_named(
@@ -263,11 +272,25 @@ async def require_ready(reader: Reader, index: IndexDefinition, deadline: float)
             f"index {index.name!r} is younger than the snapshot, which is at "
             f"{Timestamp(reader.start).describe()}"
         )
+    if await _newest_state(reader, cell, deadline) == indexes.READY:
+        raise SchemaError(
+            f"index {index.name!r} was completed after the snapshot, which is at "
+            f"{Timestamp(reader.start).describe()}: look it up in a newer one"
+        )
     raise SchemaError(
         f"index {index.name!r} is not complete at {Timestamp(reader.start).describe()}: it is "
         "being built by db.create_index(...) or `percolator index create`; run either again if it "
         "was interrupted"
     )
+
+
+async def _newest_state(reader: Reader, cell: CellAddress, deadline: float) -> bytes | None:
+    newest = Reader(reader.engine, reader.timeout_seconds, "snapshot")
+    try:
+        found: FoundCell | None = (await newest.stored([cell], deadline)).get(cell)
+    finally:
+        newest.finish("is closed")
+    return None if found is None else found.value
 
 
 def bounds(

@@ -63,6 +63,10 @@ class IndexBuild:
         self._index = index
         self._timeout = timeout
 
+    @property
+    def index(self) -> IndexDefinition:
+        return self._index
+
     async def build(self, progress: Callable[[int], None] | None = None) -> int:
         """Returns the number of rows, once each has its entry. `progress` is called with how many
         were read so far.
@@ -233,7 +237,8 @@ class IndexBuild:
             entry = self._required_entry(row, self._values(row, stored))
         except SchemaError as error:
             raise SchemaError(
-                f"{self._named()}, row {quoted(row)}: index {self._index.name!r}: {error.message}"
+                f"{self._named()}, row {self._key(row)}: index {self._index.name!r}: "
+                f"{error.message}"
             ) from None
         return None if entry is None else CellAddress(self._index.table_id, entry, ENTRY)
 
@@ -254,11 +259,15 @@ class IndexBuild:
     def _violation(self, row: bytes, other: bytes) -> UniqueViolation:
         names = ", ".join(map(quoted, self._index.names))
         return UniqueViolation(
-            f"{self._named()}: rows {quoted(row)} and {quoted(other)} have the same "
+            f"{self._named()}: rows {self._key(row)} and {self._key(other)} have the same "
             f"value in {names}, and index {self._index.name!r} is unique",
             index=self._index.name,
             rows=(row, other),
         )
+
+    def _key(self, row: bytes) -> str:
+        """A row as the table's programs know it."""
+        return self._engine.env.row_named(self._table_id, row)
 
     def _named(self) -> str:
         return f"table {self._engine.catalog.name_of(self._table_id)!r}"
@@ -304,14 +313,14 @@ class IndexBuild:
             try:
                 entry = self._required_entry(row, values)
             except SchemaError as error:
-                problems.append(f"row {quoted(row)}: {error.message}")
+                problems.append(f"row {self._key(row)}: {error.message}")
                 continue
             if entry is not None:
                 wanted.append((CellAddress(self._index.table_id, entry, ENTRY), row))
         entries = dict.fromkeys(cell for cell, _ in wanted)
         found = await reader.stored(entries, self._engine.now() + self._timeout)
         return problems + [
-            f"row {quoted(row)} has no entry"
+            f"row {self._key(row)} has no entry"
             for cell, row in wanted
             if cell not in found or found[cell].value != row
         ]
@@ -322,7 +331,7 @@ class IndexBuild:
         stored = await reader.stored(self._cells(rows), self._engine.now() + self._timeout)
         most = self._engine.row_bytes_max
         return [
-            f"row {quoted(row)} has an entry for values that it does not have"
+            f"row {self._key(row)} has an entry for values that it does not have"
             for (entry, cells), row in zip(page, rows, strict=True)
             if indexes.entry_before(self._index, row, self._values(row, stored), most) != entry
             and not self._may_have_expired(cells[ENTRY].commit_timestamp, row, stored)

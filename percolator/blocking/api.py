@@ -614,7 +614,9 @@ class SharedTransaction(Wrapper[aio.SharedTransaction]):
         participant was rolled back (then nothing is committed, and the tasks have to run again),
         `OtherDriverCommitted` if another driver has committed it without some of these attempts,
         and `OutcomeUnknown` if it cannot find out: then the same call may be repeated. After any
-        other error it is rolled back, which may take a few seconds more than the time-out.
+        other error it is rolled back, which may take a few seconds more than the time-out. Entries
+        of indexes that tasks cannot keep are added first: then the time-out applies to each page of
+        them, and it may raise `UniqueViolation`.
         """
         return self._call(partial(self._asynchronous.commit, receipts, timeout=timeout))
 
@@ -943,7 +945,8 @@ class Database(Wrapper[aio.Database]):
         self, index: Index[Any] | Column[Any], *, timeout: float | None = None
     ) -> list[str]:
         """Compares an index with its table, and returns the differences: none, unless something is
-        wrong. The time-out applies to each page.
+        wrong. The time-out applies to each page. Raises `SchemaError` if the cluster has another
+        index of that name.
 
         >>> assert db.check_index(by_city) == []
         """

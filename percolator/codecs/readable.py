@@ -249,6 +249,12 @@ def _key_plain(key: Any) -> object:  # noqa: ANN401 - a key of any type
     return row_text(key) if isinstance(key, bytes) else _plain(key)
 
 
+def quoted_key(codec: KeyCodec[Any] | None, row: bytes) -> str:
+    """A row key in an error message: as `quoted`, and a tuple as a list."""
+    shown = key_data(codec, row)
+    return repr(shown) if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
+
+
 def key_text(codec: KeyCodec[Any] | None, row: bytes) -> str:
     """A row key on one line."""
     shown = key_data(codec, row)

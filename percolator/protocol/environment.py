@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from percolator.codecs import readable
+from percolator.codecs import KeyCodec, readable
 from percolator.errors import CellAddress, InvariantViolation, PercolatorError, SchemaChanged
 from percolator.limits import Limits
 from percolator.protocol.contention import HotCells, Loss, Rivals
@@ -295,10 +295,17 @@ class Environment:
 
     def described(self, cell: CellAddress) -> str:
         """The cell, for errors: by name, and its row as the table's programs know it."""
-        schema = self.schemas.get(cell.table_id)
-        codec = None if schema is None else readable.key_codec(schema.codecs.names.key)
+        codec = self._key_codec(cell.table_id)
         key = None if codec is None else readable.key_data(codec, cell.row)
         return cell.described(self.table_names(cell.table_id), key)
+
+    def row_named(self, table_id: int, row: bytes) -> str:
+        """The key of a row, for errors, as the table's programs know it."""
+        return readable.quoted_key(self._key_codec(table_id), row)
+
+    def _key_codec(self, table_id: int) -> KeyCodec[Any] | None:
+        schema = self.schemas.get(table_id)
+        return None if schema is None else readable.key_codec(schema.codecs.names.key)
 
     def is_contended(self, cell: CellAddress) -> bool:
         """True if transactions of this client have recently lost at the cell."""

@@ -161,7 +161,7 @@ _STORED = _T.column("anything", codecs.stored)
     [
         (lambda: _T.index("i"), "index 'i': expected 1 to 16 columns, got 0"),
         (lambda: _T.index("i", *[_CITY] * 17), "index 'i': expected 1 to 16 columns, got 17"),
-        (lambda: _T.index("i", _CITY, _CITY), "index 'i': .*'city'.* is named twice"),
+        (lambda: _T.index("i", _CITY, _CITY), "index 'i': column 'city' is named twice"),
         (
             lambda: _T.index("i", _CITY, unique="no"),  # type: ignore[arg-type]
             "index 'i': unique must be a bool, got str",

@@ -133,6 +133,11 @@ def test_a_column_of_a_family_has_a_name_after_the_prefix(name: Any) -> None:
         edges.column(name)
 
 
+def test_an_empty_name_is_shown_as_text_whatever_it_is() -> None:
+    with pytest.raises(SchemaError, match=r"1 to 255 bytes, got ''$"):
+        accounts.column(b"", codecs.integer)
+
+
 def test_a_row_shows_a_family_by_name_in_order() -> None:
     one, two = codecs.integer.encode(1), codecs.integer.encode(2)
     cells = {b"edge:joe": two, b"owner": b"Bob", b"edge:bob": one, b"edge": b"x", b"edge;": b"y"}
