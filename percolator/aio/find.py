@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from percolator.aio.reader import Reader
 from percolator.arguments import require_bool, require_whole
 from percolator.codecs.indexes import ENTRY, IndexDefinition
-from percolator.codecs.readable import counted, quoted
+from percolator.codecs.readable import counted, for_bytes, quoted
 from percolator.codecs.values import after_prefix
 from percolator.errors import (
     CellAddress,
@@ -32,7 +32,7 @@ from percolator.protocol.environment import Environment
 from percolator.protocol.read import FoundRow, scan_pages
 from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import FoundCell, RangeRequest
-from percolator.schema import Column, Columns, Index, encoded_value, stored_names
+from percolator.schema import Column, Columns, Index, Table, encoded_value, stored_names
 from percolator.timestamps import Timestamp
 from percolator.wire.table_indexes import described
 
@@ -216,6 +216,12 @@ def declared_index(index: object) -> Index[Any]:
         )
     name = index.name.decode(errors="replace")
     return index.table.indexes.get(name) or Index(index.table, name, (index,))
+
+
+def declared_for_bytes(table: Table[bytes], index: IndexDefinition) -> Index[bytes]:
+    """The index, for a program that looks up stored bytes."""
+    columns = tuple(table.column(column, for_bytes(codec)) for column, codec in index.columns)
+    return Index(table, index.name, columns)
 
 
 async def known_index(

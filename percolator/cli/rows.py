@@ -17,7 +17,7 @@ import typer
 from rich.table import Table as Screen
 
 from percolator import aio, codecs
-from percolator.aio.find import index_named
+from percolator.aio.find import declared_for_bytes, index_named
 from percolator.changes import Change
 from percolator.cli.connection import Connection, connection, console, fail, plain, tell_of_limit
 from percolator.cli.options import As, At, RowName, TableName, bytes_of, not_empty, timestamp_of
@@ -25,7 +25,6 @@ from percolator.cli.values import (
     SPACES,
     Forms,
     ValueType,
-    declared_for_bytes,
     described,
     first_cells,
     forms_of,

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from percolator import aio, codecs
 from percolator.aio.database import Database
 from percolator.codecs import Codec, readable
-from percolator.codecs.indexes import IndexDefinition
 from percolator.codecs.names import CodecNames
 from percolator.codecs.readable import row_bytes, row_text
 from percolator.errors import CellAddress, InvalidArgument, SchemaError
@@ -26,7 +25,7 @@ from percolator.formats.records import (
     observed_column,
 )
 from percolator.routing.catalog import TableInfo
-from percolator.schema import Column, Index, Table
+from percolator.schema import Column, Table
 from percolator.timestamps import in_json
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.cells_pb2 import Cell, Space
@@ -63,13 +62,13 @@ class Forms:
     def to_write(self, table: Table[bytes], column: bytes) -> Column[bytes]:
         """The column, for writing bytes. A type that was named is declared with it, and refused if
         the column has another one."""
-        codec = codecs.stored if self._kind is None else _named(self._kind.value)
+        codec = codecs.stored if self._kind is None else readable.for_bytes(self._kind.value)
         return table.column(column, codec)
 
     def to_compare(self, table: Table[bytes], column: bytes) -> Column[bytes]:
         """The column, for conditions on bytes. Without a codec, bytes are compared as they are."""
         name = self._names.columns.get(column, "") if self._kind is None else self._kind.value
-        return table.column(column, _named(name or codecs.raw.name))
+        return table.column(column, readable.for_bytes(name or codecs.raw.name))
 
     def row(self, field: str, text: str) -> bytes:
         """The row that a person means. Raises `InvalidArgument`."""
@@ -116,16 +115,6 @@ class NamedTable(NamedTuple):
 def named_tables(tables: Iterable[pb.Table]) -> dict[int, NamedTable]:
     """The tables by their ids."""
     return {one.table_id: NamedTable(one.name, Forms(CodecNames.of(one.codecs))) for one in tables}
-
-
-def _named(name: str) -> Codec[bytes]:
-    return Codec(name, bytes, bytes)
-
-
-def declared_for_bytes(table: Table[bytes], index: IndexDefinition) -> Index[bytes]:
-    """The index, for a program that looks up stored bytes."""
-    columns = tuple(table.column(column, _named(codec)) for column, codec in index.columns)
-    return Index(table, index.name, columns)
 
 
 async def table_info(database: aio.Database, table: str, timeout_seconds: float) -> TableInfo:

@@ -110,6 +110,11 @@ def value_codec(name: str) -> Codec[Any] | None:
     return _VALUES.get(name)
 
 
+def for_bytes(name: str) -> Codec[bytes]:
+    """A codec of this name whose values are the stored bytes."""
+    return Codec(name, bytes, bytes)
+
+
 def key_codec(name: str, depth: int = 0) -> KeyCodec[Any] | None:
     """The codec for such row keys here; None if nothing here can."""
     kind, bracket, inner = name.partition("(")

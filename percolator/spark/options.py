@@ -12,6 +12,10 @@
 | `key_from`, `key_to` | read | only rows from the first key to before the second |
 | `key_prefix` | read | only rows whose keys begin like this |
 | `key_ranges` | read | only rows in these ranges: a JSON list |
+| `index` | read | only rows to which this index leads (found_rows.py) |
+| `index_values` | read | values of its first columns: a JSON list |
+| `index_from`, `index_to` | read | from the first value of the next column to before the second |
+| `index_prefix` | read | only values of the next column that begin like this |
 | `snapshot_ts` | read | reads at this timestamp |
 | `as_of` | read | reads the table as it was at this time: ISO 8601, with a time zone |
 | `partition_bytes` | read | larger tablets are read by several tasks (128 MiB) |
@@ -63,6 +67,7 @@ from percolator.spark.chosen_rows import (
     chosen_rows,
     rows_between,
 )
+from percolator.spark.found_rows import INDEX_OPTIONS, Lookup
 from percolator.timestamps import Timestamp
 
 _ONLY_WITH = {
@@ -134,6 +139,8 @@ class ReadOptions:
     at_option: str
     """The option that `at` comes from."""
     rows: RowRanges
+    lookup: Lookup | None
+    """Of these rows, only those that an index finds."""
     partition_bytes: int
     pin_seconds: float
 
@@ -153,6 +160,7 @@ class ReadOptions:
             at=None if text is None else timestamp_of(at_option, text),
             at_option=at_option,
             rows=chosen_rows(given.values, catalogue),
+            lookup=Lookup.parse(given.values),
             partition_bytes=given.number(
                 "partition_bytes", int, 128 * MEBIBYTE, least=MEBIBYTE, most=1 << 40
             ),
@@ -357,7 +365,15 @@ T = TypeVar("T")
 
 COMMON = frozenset(("address", "catalog", "table", "timeout_seconds"))
 READ = frozenset(
-    ("as_of", "columns", "partition_bytes", "pin_seconds", "snapshot_ts", *KEY_OPTIONS)
+    (
+        "as_of",
+        "columns",
+        "partition_bytes",
+        "pin_seconds",
+        "snapshot_ts",
+        *KEY_OPTIONS,
+        *INDEX_OPTIONS,
+    )
 )
 STREAM = frozenset(("failondataloss", "rows_per_batch", "starting_from"))
 READ_BY_STREAMS = frozenset(("columns", "partition_bytes", *KEY_OPTIONS))

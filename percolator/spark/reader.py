@@ -6,7 +6,8 @@ tablets that have these rows by then, and resolves the locks that it meets.
 Filters are not pushed down: there is no `pushFilters` here, and there must not be. Spark 4.3 keeps
 the partitions and the read function that it planned with pushed filters on the relation of the
 frame, and uses them for later queries of that frame, which then miss rows. What Spark keeps has to
-be right for every query, so only the options of the frame choose rows.
+be right for every query, so only the options of the frame choose rows: by their keys, or by an
+index.
 """
 
 from __future__ import annotations
@@ -100,7 +101,16 @@ async def plan(
         return []
     await _require_kept(connection, options, options.rows.ranges[0].start, timestamp)
     whole = await connection.ranges(options.target)
-    parts = [(options.rows.within(RowsBetween(one.start, one.end)), one) for one in whole]
+    wanted = options.rows
+    if options.lookup is not None:
+        wanted = await options.lookup.rows(
+            connection.database.internal,
+            options.target.table,
+            timestamp,
+            wanted,
+            options.target.timeout_seconds,
+        )
+    parts = [(wanted.within(RowsBetween(one.start, one.end)), one) for one in whole]
     cut = [_cut(connection, options, ranges, one) for ranges, one in parts if ranges]
     return [rows for some in await asyncio.gather(*cut) for rows in some]
 
