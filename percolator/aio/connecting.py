@@ -16,7 +16,13 @@ from percolator.aio.database import Database
 from percolator.aio.engine import Closes, Engine, Rows
 from percolator.aio.row_store import ClusterRows
 from percolator.arguments import require_seconds, require_text
-from percolator.errors import InvalidArgument, PercolatorError, Unavailable, UsageError
+from percolator.errors import (
+    InvalidArgument,
+    PercolatorError,
+    PermissionDenied,
+    Unavailable,
+    UsageError,
+)
 from percolator.limits import Limits
 from percolator.protocol.environment import OpenStarts
 from percolator.retries import RetryPolicy, require_policy
@@ -160,6 +166,11 @@ async def connect_to(
     With `rows`, its cells are there, whatever the cluster says.
     """
     cluster = await _described(world, addresses, timeout_seconds)
+    if cluster.restricted and cluster.HasField("row_store"):
+        raise PermissionDenied(
+            "the token has rights to some tables only, and the cells of this cluster are in a row "
+            "store, which does not know them: such a token can use GatewayService only"
+        )
     world = routed_world(world, addresses, cluster)
     closing: list[Closes] = []
     if rows is None and cluster.HasField("row_store"):
@@ -208,6 +219,7 @@ async def connect_to(
         activity,
         [*closing, _Cancelled(watch), sessions, timestamps, world.network],
         rows,
+        is_restricted=cluster.restricted,
     )
     return Database(engine, retry)
 

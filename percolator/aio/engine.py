@@ -33,6 +33,7 @@ from percolator.routing.cells import Cells, Groups, RangeRequest
 from percolator.routing.contents import Contents, TabletContents
 from percolator.routing.deleted_tables import DeletedTables
 from percolator.routing.lanes import CellAnswer
+from percolator.routing.lock_resolution import LockResolution
 from percolator.routing.range_scan import SentPage
 from percolator.routing.ranges import Ranges, TabletRanges
 from percolator.routing.router import Router
@@ -196,8 +197,10 @@ class Engine:
         activity: ProcessActivity,
         closing: list[Closes],
         rows: Rows | None = None,
+        is_restricted: bool = False,
     ) -> None:
-        """`closing` is closed in this order, after everything that the engine itself has made."""
+        """`closing` is closed in this order, after everything that the engine itself has made.
+        `is_restricted`: whether the token of this client has rights to some tables only."""
         self.world = world
         self.limits = limits
         self.loop = asyncio.get_running_loop()
@@ -241,7 +244,8 @@ class Engine:
             schemas=self.catalog,
             announcing=self.intents,
             rolls_forward=self._router if rows is None else None,
-            turns=self._router if rows is None else None,
+            turns=self._router if rows is None and not is_restricted else None,
+            resolves_locks=LockResolution(world, self._tablets, limits) if is_restricted else None,
             catalogue_epoch=lambda: self.timestamps.catalogue_epoch,
             named_schema_version=self._router.schema_versions.named,
             table_names=self.catalog.name_of,

@@ -43,7 +43,15 @@ from percolator.protocol import steps
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import ROLLED_BACK, Environment
 from percolator.protocol.roll_forward import About, AskedOnce, Rolling
-from percolator.routing.cells import APPLIED, Answer, CellMutation, FoundCell, Mutations, Refused
+from percolator.routing.cells import (
+    APPLIED,
+    Answer,
+    CellMutation,
+    FoundCell,
+    Mutations,
+    Refused,
+    ResolvesLocks,
+)
 from percolator.timestamps import SEQUENCE_BITS, seconds_between
 from percolator.v1.cells_pb2 import SPACE_LOCK
 from percolator.wire.liveness import Liveness
@@ -97,6 +105,10 @@ class Cleanup:
         was committed would seem not to be settled yet. A transaction that began below `ended_below`
         has no time left, whatever its owner says.
         """
+        if self._env.resolves_locks is not None:
+            return await self._resolved_by(
+                self._env.resolves_locks, met, read_at, waited_seconds, deadline
+            )
         verdicts = self._env.verdicts
         by_start = {lock.lock.start_timestamp: lock for lock in met}
         unknown = {start: lock for start, lock in by_start.items() if verdicts.get(start) is None}
@@ -149,6 +161,42 @@ class Cleanup:
                 [one for one in met if one.lock.start_timestamp in lost], deadline
             )
         return passable
+
+    async def _resolved_by(
+        self,
+        others: ResolvesLocks,
+        met: Sequence[MetLock],
+        read_at: int,
+        waited_seconds: float,
+        deadline: float,
+        *,
+        remove: bool = False,
+    ) -> set[int]:
+        """Leaves locks to others. As `resolve`, whose rules they follow."""
+        known = {
+            start
+            for start in (lock.lock.start_timestamp for lock in met)
+            if read_at and not remove and self._pushing.is_above(start, read_at)
+        }
+        asked = [
+            (lock.address, lock.lock.start_timestamp)
+            for lock in met
+            if lock.lock.start_timestamp not in known
+        ]
+        if not asked:
+            return known
+        found = await others.resolve(
+            asked,
+            read_at=read_at,
+            waited_seconds=waited_seconds,
+            deadline=deadline,
+            remove=remove,
+        )
+        for start, verdict in found.verdicts.items():
+            self._env.verdicts.put(start, verdict)
+        for start in found.passable:
+            self._pushing.note(start, read_at + 1)
+        return known | found.passable
 
     def passable(self, read_at: int, most: int) -> tuple[int, ...]:
         """The start timestamps of transactions whose locks a snapshot may pass: `most` at most."""
@@ -275,6 +323,12 @@ class Cleanup:
         pushed already, and the locked cell is pushed as well: it commits with the primary, so above
         the reader.
         """
+        if self._env.resolves_locks is not None:
+            patience = self._env.limits.push_after_seconds
+            await self._resolved_by(
+                self._env.resolves_locks, met, read_at, patience, deadline, remove=True
+            )
+            return
         verdicts = self._env.verdicts
         decided: list[MetLock] = []
         alive: list[MetLock] = []

@@ -14,7 +14,15 @@ from percolator.errors import CellAddress, InvariantViolation, PercolatorError, 
 from percolator.limits import Limits
 from percolator.protocol.contention import HotCells, Loss, Rivals
 from percolator.routing.catalog import TableSchema
-from percolator.routing.cells import Answer, CellMutation, Cells, Mutations, RollsForward, Turns
+from percolator.routing.cells import (
+    Answer,
+    CellMutation,
+    Cells,
+    Mutations,
+    ResolvesLocks,
+    RollsForward,
+    Turns,
+)
 from percolator.tasks import NextTurn, Tasks
 from percolator.wire.backoff import Backoff
 from percolator.wire.liveness import Liveness
@@ -252,6 +260,9 @@ class Environment:
     """Without it, commits themselves notify the observers of their cells."""
     rolls_forward: RollsForward | None = None
     """Where tables roll the locks of committed transactions forward by themselves."""
+    resolves_locks: ResolvesLocks | None = None
+    """Who resolves the locks of others, if this client may not: its token has rights to some tables
+    only."""
     catalogue_epoch: Callable[[], int] = lambda: 0
     """The highest that came with a timestamp. Below: by table, when its schema was asked for."""
     schemas_as_of: dict[int, int] = field(default_factory=dict)

@@ -442,6 +442,32 @@ class RollsForward(Protocol):
         done by those who meet the locks. Raises the error of a tablet that was not told."""
 
 
+class ResolvedLocks(NamedTuple):
+    """What became of the transactions whose locks were met, as far as it is known."""
+
+    verdicts: dict[int, int]
+    """By start timestamp: the commit timestamp, or 0 if it was rolled back."""
+    passable: set[int]
+    """Start timestamps of those that commit above the snapshot, if at all."""
+
+
+class ResolvesLocks(Protocol):
+    """Servers that resolve the locks of others for a client that may not do so itself."""
+
+    async def resolve(
+        self,
+        met: Sequence[tuple[CellAddress, int]],
+        *,
+        read_at: int,
+        waited_seconds: float,
+        deadline: float,
+        remove: bool = False,
+    ) -> ResolvedLocks:
+        """Resolves locks, given with the start timestamps of their transactions, in the way of a
+        snapshot at `read_at`; of a write, if that is 0. With `remove`, locks that the snapshot may
+        pass are removed, too, or pushed. What was not answered is left out."""
+
+
 class Turn(NamedTuple):
     """The answer of a tablet at which a transaction has waited for its turn."""
 

@@ -24,29 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpercolator/v1/cluster.proto\x12\rpercolator.v1\"\x8e\x02\n\x06Server\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.percolator.v1.ServiceKind\x12\x11\n\tserver_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x1b\n\x13uptime_milliseconds\x18\x06 \x01(\x04\x12\x1c\n\x14silence_milliseconds\x18\x07 \x01(\r\x12$\n\x17\x63lock_lead_milliseconds\x18\x08 \x01(\x12H\x00\x88\x01\x01\x12\x0f\n\x07leaving\x18\t \x01(\x08\x42\x1a\n\x18_clock_lead_milliseconds\"\x11\n\x0f\x44\x65scribeRequest\"\xcf\x02\n\x10\x44\x65scribeResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\r\x12#\n\x05route\x18\x04 \x01(\x0e\x32\x14.percolator.v1.Route\x12&\n\x07servers\x18\x05 \x03(\x0b\x32\x15.percolator.v1.Server\x12\x19\n\x11wall_milliseconds\x18\x06 \x01(\x04\x12(\n\x1btimestamp_lead_milliseconds\x18\x07 \x01(\x12H\x00\x88\x01\x01\x12#\n\x04gone\x18\x08 \x03(\x0b\x32\x15.percolator.v1.Server\x12/\n\trow_store\x18\t \x01(\x0b\x32\x1c.percolator.v1.RowStorePlaceB\x1e\n\x1c_timestamp_lead_milliseconds\"N\n\rRowStorePlace\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x10\n\x08\x65mulator\x18\x02 \x01(\t\x12\x1a\n\x12\x65poch_milliseconds\x18\x03 \x01(\x04\"g\n\x0fRegisterRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12%\n\x06server\x18\x02 \x01(\x0b\x32\x15.percolator.v1.Server\x12\x19\n\x11wall_milliseconds\x18\x03 \x01(\x04\"U\n\x10RegisterResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\r\x12\x1d\n\x15interval_milliseconds\x18\x03 \x01(\r*\xcf\x01\n\x0bServiceKind\x12\x1c\n\x18SERVICE_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13SERVICE_KIND_MASTER\x10\x01\x12\x17\n\x13SERVICE_KIND_ORACLE\x10\x02\x12\x1d\n\x19SERVICE_KIND_LOCK_SERVICE\x10\x03\x12\x1e\n\x1aSERVICE_KIND_TABLET_SERVER\x10\x04\x12\x17\n\x13SERVICE_KIND_WORKER\x10\x05\x12\x18\n\x14SERVICE_KIND_GATEWAY\x10\x06*C\n\x05Route\x12\x15\n\x11ROUTE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROUTE_DIRECT\x10\x01\x12\x11\n\rROUTE_THROUGH\x10\x02\x32\xaa\x01\n\x0e\x43lusterService\x12K\n\x08\x44\x65scribe\x12\x1e.percolator.v1.DescribeRequest\x1a\x1f.percolator.v1.DescribeResponse\x12K\n\x08Register\x12\x1e.percolator.v1.RegisterRequest\x1a\x1f.percolator.v1.RegisterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpercolator/v1/cluster.proto\x12\rpercolator.v1\"\x8e\x02\n\x06Server\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.percolator.v1.ServiceKind\x12\x11\n\tserver_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x1b\n\x13uptime_milliseconds\x18\x06 \x01(\x04\x12\x1c\n\x14silence_milliseconds\x18\x07 \x01(\r\x12$\n\x17\x63lock_lead_milliseconds\x18\x08 \x01(\x12H\x00\x88\x01\x01\x12\x0f\n\x07leaving\x18\t \x01(\x08\x42\x1a\n\x18_clock_lead_milliseconds\"\x11\n\x0f\x44\x65scribeRequest\"\xe3\x02\n\x10\x44\x65scribeResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\r\x12#\n\x05route\x18\x04 \x01(\x0e\x32\x14.percolator.v1.Route\x12&\n\x07servers\x18\x05 \x03(\x0b\x32\x15.percolator.v1.Server\x12\x19\n\x11wall_milliseconds\x18\x06 \x01(\x04\x12(\n\x1btimestamp_lead_milliseconds\x18\x07 \x01(\x12H\x00\x88\x01\x01\x12#\n\x04gone\x18\x08 \x03(\x0b\x32\x15.percolator.v1.Server\x12/\n\trow_store\x18\t \x01(\x0b\x32\x1c.percolator.v1.RowStorePlace\x12\x12\n\nrestricted\x18\n \x01(\x08\x42\x1e\n\x1c_timestamp_lead_milliseconds\"N\n\rRowStorePlace\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x10\n\x08\x65mulator\x18\x02 \x01(\t\x12\x1a\n\x12\x65poch_milliseconds\x18\x03 \x01(\x04\"g\n\x0fRegisterRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12%\n\x06server\x18\x02 \x01(\x0b\x32\x15.percolator.v1.Server\x12\x19\n\x11wall_milliseconds\x18\x03 \x01(\x04\"U\n\x10RegisterResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\r\x12\x1d\n\x15interval_milliseconds\x18\x03 \x01(\r*\xcf\x01\n\x0bServiceKind\x12\x1c\n\x18SERVICE_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13SERVICE_KIND_MASTER\x10\x01\x12\x17\n\x13SERVICE_KIND_ORACLE\x10\x02\x12\x1d\n\x19SERVICE_KIND_LOCK_SERVICE\x10\x03\x12\x1e\n\x1aSERVICE_KIND_TABLET_SERVER\x10\x04\x12\x17\n\x13SERVICE_KIND_WORKER\x10\x05\x12\x18\n\x14SERVICE_KIND_GATEWAY\x10\x06*C\n\x05Route\x12\x15\n\x11ROUTE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROUTE_DIRECT\x10\x01\x12\x11\n\rROUTE_THROUGH\x10\x02\x32\xaa\x01\n\x0e\x43lusterService\x12K\n\x08\x44\x65scribe\x12\x1e.percolator.v1.DescribeRequest\x1a\x1f.percolator.v1.DescribeResponse\x12K\n\x08Register\x12\x1e.percolator.v1.RegisterRequest\x1a\x1f.percolator.v1.RegisterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'percolator.v1.cluster_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SERVICEKIND']._serialized_start=949
-  _globals['_SERVICEKIND']._serialized_end=1156
-  _globals['_ROUTE']._serialized_start=1158
-  _globals['_ROUTE']._serialized_end=1225
+  _globals['_SERVICEKIND']._serialized_start=969
+  _globals['_SERVICEKIND']._serialized_end=1176
+  _globals['_ROUTE']._serialized_start=1178
+  _globals['_ROUTE']._serialized_end=1245
   _globals['_SERVER']._serialized_start=47
   _globals['_SERVER']._serialized_end=317
   _globals['_DESCRIBEREQUEST']._serialized_start=319
   _globals['_DESCRIBEREQUEST']._serialized_end=336
   _globals['_DESCRIBERESPONSE']._serialized_start=339
-  _globals['_DESCRIBERESPONSE']._serialized_end=674
-  _globals['_ROWSTOREPLACE']._serialized_start=676
-  _globals['_ROWSTOREPLACE']._serialized_end=754
-  _globals['_REGISTERREQUEST']._serialized_start=756
-  _globals['_REGISTERREQUEST']._serialized_end=859
-  _globals['_REGISTERRESPONSE']._serialized_start=861
-  _globals['_REGISTERRESPONSE']._serialized_end=946
-  _globals['_CLUSTERSERVICE']._serialized_start=1228
-  _globals['_CLUSTERSERVICE']._serialized_end=1398
+  _globals['_DESCRIBERESPONSE']._serialized_end=694
+  _globals['_ROWSTOREPLACE']._serialized_start=696
+  _globals['_ROWSTOREPLACE']._serialized_end=774
+  _globals['_REGISTERREQUEST']._serialized_start=776
+  _globals['_REGISTERREQUEST']._serialized_end=879
+  _globals['_REGISTERRESPONSE']._serialized_start=881
+  _globals['_REGISTERRESPONSE']._serialized_end=966
+  _globals['_CLUSTERSERVICE']._serialized_start=1248
+  _globals['_CLUSTERSERVICE']._serialized_end=1418
 # @@protoc_insertion_point(module_scope)

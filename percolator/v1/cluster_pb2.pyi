@@ -59,7 +59,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("cluster_id", "version", "format", "route", "servers", "wall_milliseconds", "timestamp_lead_milliseconds", "gone", "row_store")
+    __slots__ = ("cluster_id", "version", "format", "route", "servers", "wall_milliseconds", "timestamp_lead_milliseconds", "gone", "row_store", "restricted")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,7 @@ class DescribeResponse(_message.Message):
     TIMESTAMP_LEAD_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
     ROW_STORE_FIELD_NUMBER: _ClassVar[int]
+    RESTRICTED_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     version: str
     format: int
@@ -78,7 +79,8 @@ class DescribeResponse(_message.Message):
     timestamp_lead_milliseconds: int
     gone: _containers.RepeatedCompositeFieldContainer[Server]
     row_store: RowStorePlace
-    def __init__(self, cluster_id: _Optional[str] = ..., version: _Optional[str] = ..., format: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., wall_milliseconds: _Optional[int] = ..., timestamp_lead_milliseconds: _Optional[int] = ..., gone: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., row_store: _Optional[_Union[RowStorePlace, _Mapping]] = ...) -> None: ...
+    restricted: bool
+    def __init__(self, cluster_id: _Optional[str] = ..., version: _Optional[str] = ..., format: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., wall_milliseconds: _Optional[int] = ..., timestamp_lead_milliseconds: _Optional[int] = ..., gone: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., row_store: _Optional[_Union[RowStorePlace, _Mapping]] = ..., restricted: bool = ...) -> None: ...
 
 class RowStorePlace(_message.Message):
     __slots__ = ("address", "emulator", "epoch_milliseconds")

@@ -1,6 +1,7 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -31,3 +32,17 @@ class AdvanceEpochResponse(_message.Message):
     CATALOGUE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     catalogue_epoch: int
     def __init__(self, catalogue_epoch: _Optional[int] = ...) -> None: ...
+
+class CheckTimestampsRequest(_message.Message):
+    __slots__ = ("token", "timestamps")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    timestamps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token: _Optional[str] = ..., timestamps: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CheckTimestampsResponse(_message.Message):
+    __slots__ = ("handed_out",)
+    HANDED_OUT_FIELD_NUMBER: _ClassVar[int]
+    handed_out: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, handed_out: _Optional[_Iterable[bool]] = ...) -> None: ...

@@ -217,6 +217,34 @@ class RollForwardResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ResolveLocksRequest(_message.Message):
+    __slots__ = ("target", "rows", "columns", "start_timestamps", "read_at", "waited_milliseconds", "remove")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    START_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    READ_AT_FIELD_NUMBER: _ClassVar[int]
+    WAITED_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    target: TabletTarget
+    rows: _containers.RepeatedScalarFieldContainer[bytes]
+    columns: _containers.RepeatedScalarFieldContainer[bytes]
+    start_timestamps: _containers.RepeatedScalarFieldContainer[int]
+    read_at: int
+    waited_milliseconds: int
+    remove: bool
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., rows: _Optional[_Iterable[bytes]] = ..., columns: _Optional[_Iterable[bytes]] = ..., start_timestamps: _Optional[_Iterable[int]] = ..., read_at: _Optional[int] = ..., waited_milliseconds: _Optional[int] = ..., remove: bool = ...) -> None: ...
+
+class ResolveLocksResponse(_message.Message):
+    __slots__ = ("start_timestamps", "commit_timestamps", "passable")
+    START_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    PASSABLE_FIELD_NUMBER: _ClassVar[int]
+    start_timestamps: _containers.RepeatedScalarFieldContainer[int]
+    commit_timestamps: _containers.RepeatedScalarFieldContainer[int]
+    passable: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, start_timestamps: _Optional[_Iterable[int]] = ..., commit_timestamps: _Optional[_Iterable[int]] = ..., passable: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class TransactionBatch(_message.Message):
     __slots__ = ("target", "start_timestamps", "cells", "rows", "columns", "kinds", "values", "observed", "notifications", "followed")
     TARGET_FIELD_NUMBER: _ClassVar[int]

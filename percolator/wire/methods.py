@@ -31,6 +31,11 @@ GET_TIMESTAMPS = UnaryMethod(
     oracle.GetTimestampsResponse,
 )
 
+CHECK_TIMESTAMPS = UnaryMethod(
+    "/percolator.v1.OracleService/CheckTimestamps",
+    oracle.CheckTimestampsRequest,
+    oracle.CheckTimestampsResponse,
+)
 ADVANCE_EPOCH = UnaryMethod(
     "/percolator.v1.OracleService/AdvanceEpoch",
     oracle.AdvanceEpochRequest,
@@ -100,6 +105,11 @@ ROLL_FORWARD = UnaryMethod(
     "/percolator.v1.TabletServerService/RollForward",
     tablets.RollForwardRequest,
     tablets.RollForwardResponse,
+)
+RESOLVE_LOCKS = UnaryMethod(
+    "/percolator.v1.TabletServerService/ResolveLocks",
+    tablets.ResolveLocksRequest,
+    tablets.ResolveLocksResponse,
 )
 READ = UnaryMethod(
     "/percolator.v1.TabletServerService/Read", tablets.ReadRequest, tablets.ReadResponse

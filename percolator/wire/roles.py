@@ -38,6 +38,7 @@ _CALLERS = {
         methods.COMMIT_TRANSACTIONS,
         methods.MUTATE_TOGETHER,
         methods.ROLL_FORWARD,
+        methods.RESOLVE_LOCKS,
         methods.READ,
         methods.AWAIT_TURN,
         methods.END_TURN,
@@ -97,6 +98,7 @@ _CALLERS = {
     ),
     Role.SERVER: (
         methods.ADVANCE_EPOCH,
+        methods.CHECK_TIMESTAMPS,
         methods.REGISTER,
         methods.REPORT,
         methods.PROPOSE_SPLIT,
@@ -119,17 +121,36 @@ CHECKS_RIGHTS = frozenset(
         methods.FOLLOW_CHANGES,
         methods.COMMIT,
         methods.RESOLVE,
+        # All clients of the library need these three, which are about no table:
+        methods.DESCRIBE,
+        methods.OFFER_FRAMES,
+        methods.GET_TIMESTAMPS,
+        # A session is ended and renewed by the token that has opened it.
+        methods.OPEN_SESSION,
+        methods.RENEW_SESSION,
+        methods.END_SESSION,
+        methods.LIST_TABLES,
+        methods.DESCRIBE_TABLE,
+        methods.LOCATE_TABLETS,
+        methods.DESCRIBE_COLLECTION,
+        methods.READ,
+        methods.SCAN,
+        methods.SCAN_CHANGES,
+        methods.LOOK_FOR_CHANGES,
+        methods.PROPOSE_PARTS,
+        methods.RESOLVE_LOCKS,
+        methods.MUTATE,
+        methods.COMMIT_TRANSACTIONS,
+        methods.DECLARE_CODECS,
     )
 )
-"""Procedures for tokens that have rights to some tables only. Each checks them; tablet servers do
-not, since a client that commits by itself has to meet the locks and primaries of any table."""
+"""Procedures for tokens that have rights to some tables only. Each checks them."""
 
 ADMINISTERS_TABLE = frozenset(
     method.path
     for method in (
         methods.CREATE_TABLE,
         methods.DELETE_TABLE,
-        methods.DESCRIBE_TABLE,
         methods.CHANGE_OBSERVERS,
         methods.SET_CHANGE_FEED,
         methods.SET_TTLS,

@@ -23,15 +23,19 @@ from collections.abc import Callable, Sequence
 from copy import copy
 
 from percolator import errors
-from percolator.errors import DeadlineExceeded, NotReady, PercolatorError
+from percolator.errors import DeadlineExceeded, ExecutionUnknown, NotReady, PercolatorError
 from percolator.tasks import Tasks
 from percolator.timestamps import TIMESTAMPS_PER_REQUEST_MAX
 from percolator.v1.cluster_pb2 import ServiceKind
-from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
+from percolator.v1.oracle_pb2 import (
+    CheckTimestampsRequest,
+    GetTimestampsRequest,
+    GetTimestampsResponse,
+)
 from percolator.wire.addresses import refuse_lone_address
 from percolator.wire.backoff import pause_seconds
 from percolator.wire.cluster import addresses_of, describe
-from percolator.wire.methods import GET_TIMESTAMPS
+from percolator.wire.methods import CHECK_TIMESTAMPS, GET_TIMESTAMPS
 from percolator.world import UnaryCall, World
 
 WAITERS_MAX = 100_000
@@ -400,6 +404,10 @@ ANSWER_SECONDS_MAX = 1.0
 """The call that needs the timestamp waits meanwhile, and its caller has a deadline too."""
 
 
+_CHECK_SECONDS = 1.0
+_CHECK_AGAIN_SECONDS = 0.1
+
+
 class OracleOfCluster:
     """Timestamps from the oracle that the masters name, for servers. Belongs to one event loop.
 
@@ -430,6 +438,24 @@ class OracleOfCluster:
         deadline = now() + ANSWER_SECONDS_MAX
         source = await self._first_source(ANSWER_SECONDS_MAX)
         return await source.get(count, max(deadline - now(), 0.0))
+
+    async def handed_out(self, token: str, timestamps: Sequence[int]) -> Sequence[bool]:
+        """Which of these were handed out to the token of this name, which has rights to some tables
+        only. Raises `NotReady` if the oracle does not say."""
+        await self._first_source(ANSWER_SECONDS_MAX)
+        request = CheckTimestampsRequest(token=token, timestamps=timestamps)
+        problem: PercolatorError | None = None
+        for address in [*self._addresses]:
+            try:
+                call = self._world.network.unary(address, CHECK_TIMESTAMPS)
+                return (await call(request, _CHECK_SECONDS)).handed_out
+            except (NotReady, ExecutionUnknown) as error:
+                problem = error
+        self._on_trouble()
+        raise NotReady(
+            f"no oracle says whose timestamps these are: {problem}",
+            retry_after_seconds=_CHECK_AGAIN_SECONDS,
+        )
 
     async def close(self) -> None:
         if self._source is not None:

@@ -97,8 +97,18 @@ class Rights(NamedTuple):
     def may_write(self, table: str, row: bytes) -> bool:
         return any(right.covers(table, row, row + b"\0") for right in self.write)
 
+    def may_write_all(self, table: str) -> bool:
+        return any(right.covers(table, b"", b"") for right in self.write)
+
+    def may_write_some(self, table: str) -> bool:
+        return any(right.table == table for right in self.write)
+
     def may_administer(self, table: str) -> bool:
         return any(right.table == table for right in self.administer)
+
+    def may_know(self, table: str) -> bool:
+        """True if it has any right to the table: then it may know what is in its schema."""
+        return any(right.table == table for rights in self for right in rights)
 
     def texts(self) -> dict[str, list[str]]:
         """As in the file."""

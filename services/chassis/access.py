@@ -143,10 +143,23 @@ class CallerIdentity(NamedTuple):
         if self.rights is not None and not self.rights.may_write(table, row):
             raise self._denied("write", table)
 
+    def require_writer(self, table: str) -> None:
+        """Raises `PermissionDenied` unless it may write some rows of this table."""
+        if self.rights is not None and not self.rights.may_write_some(table):
+            raise self._denied("write", table)
+
     def require_administer(self, table: str) -> None:
         """Raises `PermissionDenied` unless it may change this table."""
         if self.rights is not None and not self.rights.may_administer(table):
             raise self._denied("administer", table)
+
+    def require_known(self, table: str, shown: str = "") -> None:
+        """Raises `PermissionDenied` unless it has some right to this table, which the error names
+        as it was `shown` by the caller."""
+        if self.rights is not None and not self.rights.may_know(table):
+            raise PermissionDenied(
+                f"the token {self.name!r} has no right to table {shown or repr(table)}"
+            )
 
     def _denied(self, what: str, table: str) -> PermissionDenied:
         # No row: it would be in the audit file.
@@ -330,7 +343,7 @@ def _require_permitted(grant: Grant, required: Role | None, path: str) -> None:
     if path in CHECKS_RIGHTS or (path in ADMINISTERS_TABLE and grant.rights.administer):
         return
     raise PermissionDenied(
-        f"the token {grant.name!r} has rights to some tables only, which gateways check: it may "
-        "call GatewayService, and administer its tables",
+        f"the token {grant.name!r} has rights to some tables only, and this call is for tokens "
+        "without such limits",
         where=path,
     )

@@ -14,6 +14,7 @@ from percolator.errors import (
     UnknownServer,
     WrongCluster,
 )
+from percolator.services.chassis.rpc import caller_identity
 from percolator.tasks import outlasting
 from percolator.v1 import cluster_pb2 as pb
 from percolator.v1.cluster_pb2 import SERVICE_KIND_MASTER, DescribeResponse, Server
@@ -142,6 +143,7 @@ class ClusterHandler:
         answer.CopyFrom(described)
         answer.route = pb.ROUTE_THROUGH
         answer.version = self._own_version
+        answer.restricted = caller_identity().rights is not None
         # They were the master's when it answered the gateway, which may be a while ago.
         answer.ClearField("wall_milliseconds")
         answer.ClearField("timestamp_lead_milliseconds")

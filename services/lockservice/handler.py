@@ -234,11 +234,13 @@ class LockServiceHandler:
     async def renew_session(self, request: pb.RenewSessionRequest) -> pb.RenewSessionResponse:
         check_session_id("session_id", request.session_id)
         info = self._info(request.HasField("info"), request.info)
+        self.sessions.require_own(request.session_id, caller_identity())
         taken_over = self.sessions.renew(request.session_id, info, caller_identity())
         return pb.RenewSessionResponse(taken_over=taken_over)
 
     async def end_session(self, request: pb.EndSessionRequest) -> pb.EndSessionResponse:
         check_session_id("session_id", request.session_id)
+        self.sessions.require_own(request.session_id, caller_identity())
         self.sessions.end(request.session_id)
         return pb.EndSessionResponse()
 

@@ -26,6 +26,7 @@ from percolator.errors import (
     InvalidArgument,
     NotReady,
     Overloaded,
+    PermissionDenied,
     SessionExpired,
     SnapshotTooOld,
 )
@@ -280,6 +281,13 @@ class OpenSessions:
             session_id = self._random.randbytes(SESSION_ID_BYTES)
         self.counts.opened += 1
         return self._add(session_id, info, caller)
+
+    def require_own(self, session_id: bytes, caller: CallerIdentity) -> None:
+        """Raises `PermissionDenied` if a token with rights to some tables only has not opened this
+        session: its end would free locks in other tables."""
+        session = self._by_id.get(session_id)
+        if caller.rights is not None and session is not None and session.caller.name != caller.name:
+            raise PermissionDenied(f"the token {caller.name!r} has not opened this session")
 
     def renew(self, session_id: bytes, info: SessionInfo, caller: CallerIdentity) -> bool:
         """Keeps a session alive. True if it was taken over from before the restart."""

@@ -73,6 +73,27 @@ def _history(collection: Collection, table: Table) -> pb.TableHistory:
     )
 
 
+def _by_rights(current: Catalogue, table: Table | pb.Table) -> str:
+    """The name by which tokens have rights to a table: an index has those of its table."""
+    indexed = current.tables.get(table.index_of) if table.index_of else None
+    return table.name if indexed is None else indexed.name
+
+
+def _require_known(current: Catalogue, name: str, table_id: int) -> None:
+    """Raises `PermissionDenied` if the caller has no right to the table, and `SchemaError` if the
+    caller has rights to some tables only, and nothing is known here of one with this id."""
+    caller = caller_identity()
+    if caller.rights is None:
+        return
+    table = current.named(name) if name else current.tables.get(table_id)
+    if table is not None:
+        caller.require_known(_by_rights(current, table), repr(name) if name else f"{table_id}")
+    elif name:
+        caller.require_known(name)
+    else:
+        raise SchemaError(f"there is no table with the id {table_id}")
+
+
 WAIT_SECONDS_MAX = 60.0
 _ANSWER_SECONDS = 0.2
 """Time reserved of the caller's deadline for the response."""
@@ -99,15 +120,24 @@ class TableHandler(Generic[MapT, TermT]):
         return pb.DeleteTableResponse(deleted=deleted)
 
     async def list_tables(self, request: pb.ListTablesRequest) -> pb.ListTablesResponse:
-        return cluster_map.list_tables(await self._master.current())
+        current, rights = await self._master.current(), caller_identity().rights
+        found = cluster_map.list_tables(current)
+        if rights is None:
+            return found
+        return pb.ListTablesResponse(
+            tables=[one for one in found.tables if rights.may_know(_by_rights(current, one))],
+            awaited=[one for one in found.awaited if rights.may_know(one.name)],
+        )
 
     async def describe_table(self, request: pb.DescribeTableRequest) -> pb.DescribeTableResponse:
-        caller_identity().require_administer(request.name)
+        current = await self._master.current()
         try:
-            return cluster_map.describe_table(await self._master.current(), request)
+            _require_known(current, request.name, request.table_id)
+            return cluster_map.describe_table(current, request)
         except SchemaError:
             # A standby may not have heard of it yet: only the leader may deny that it exists.
             async with self._master.leading() as leader:
+                _require_known(leader.stored.current, request.name, request.table_id)
                 return cluster_map.describe_table(leader.stored.current, request)
 
     async def change_observers(
@@ -145,6 +175,12 @@ class TableHandler(Generic[MapT, TermT]):
         return pb.ChangeIndexesResponse(table=table)
 
     async def declare_codecs(self, request: pb.DeclareCodecsRequest) -> pb.DeclareCodecsResponse:
+        caller = caller_identity()
+        if caller.rights is not None:
+            async with self._master.leading() as leader:
+                current = leader.stored.current
+                _require_known(current, "", request.table_id)
+                caller.require_writer(_by_rights(current, current.tables[request.table_id]))
         table = await self._after(lambda leader: leader.tables.declare_codecs(request))
         return pb.DeclareCodecsResponse(table=table)
 
@@ -159,7 +195,10 @@ class TableHandler(Generic[MapT, TermT]):
         self, request: pb.DescribeCollectionRequest
     ) -> pb.DescribeCollectionResponse:
         async with self._master.leading() as leader:
-            tables = leader.stored.current.tables.values()
+            current, rights = leader.stored.current, caller_identity().rights
+            tables = current.tables.values()
+            if rights is not None:
+                tables = [one for one in tables if rights.may_know(_by_rights(current, one))]
             # Whoever knows the id of a session can end it, and this would end other clients' pins.
             tells_id = caller_role() >= Role.ADMIN
             return describe(leader.collection, tables, leader.now(), tells_id=tells_id)
@@ -186,11 +225,13 @@ class MasterHandler(TableHandler[ClusterMap, Leader]):
         leader = self._master.leader
         current = await self._master.current()
         try:
+            _require_known(current, "", request.table_id)
             return cluster_map.locate_tablets(
                 current, request, lambda one: _is_assigned(leader, one)
             )
         except SchemaError:
             async with self._master.leading() as leading:
+                _require_known(leading.store.current, "", request.table_id)
                 return cluster_map.locate_tablets(
                     leading.store.current, request, lambda one: _is_assigned(leading, one)
                 )
@@ -374,6 +415,7 @@ class ClusterHandler:
             timestamp_lead_milliseconds=self._master.timestamp_lead_milliseconds,
             gone=self._registry.missed(),
             row_store=self._rows,
+            restricted=caller_identity().rights is not None,
         )
 
     async def register(self, request: cluster_pb2.RegisterRequest) -> cluster_pb2.RegisterResponse:

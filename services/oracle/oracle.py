@@ -18,6 +18,8 @@ import asyncio
 import contextlib
 import re
 import zlib
+from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from copy import copy
@@ -38,6 +40,7 @@ from percolator.errors import (
     WrongCluster,
 )
 from percolator.services.chassis.coordinator import Candidacy, Leadership
+from percolator.services.chassis.rpc import caller_identity
 from percolator.timestamps import (
     PHYSICAL_MILLISECONDS_MAX,
     SEQUENCE_BITS,
@@ -46,6 +49,8 @@ from percolator.timestamps import (
 from percolator.v1.oracle_pb2 import (
     AdvanceEpochRequest,
     AdvanceEpochResponse,
+    CheckTimestampsRequest,
+    CheckTimestampsResponse,
     GetTimestampsRequest,
     GetTimestampsResponse,
 )
@@ -572,17 +577,64 @@ def _check_start(begin_milliseconds: int, mark_milliseconds: int, limits: Oracle
         )
 
 
+HANDED_OUT_MAX = 1_000_000
+
+
+class HandedOut:
+    """The timestamps that were handed out to tokens with rights to some tables only: the last ones.
+
+    Tablet servers ask about them (percolator/services/tabletserver/own_steps.py): such a caller
+    must not write under the timestamp of another transaction.
+    """
+
+    def __init__(self, blocks_max: int = HANDED_OUT_MAX) -> None:
+        self._blocks_max = blocks_max
+        self._blocks = 0
+        self._tokens: dict[str, tuple[array[int], array[int]]] = {}
+        """By the name of the token: where blocks begin and end, both ascending."""
+
+    def note(self, token: str, first: int, count: int) -> None:
+        firsts, ends = self._tokens.setdefault(token, (array("Q"), array("Q")))
+        if firsts and first < ends[-1]:
+            # Two requests that were answered in another order than they were executed.
+            at = bisect_right(firsts, first)
+            firsts.insert(at, first)
+            ends.insert(at, first + count)
+        else:
+            firsts.append(first)
+            ends.append(first + count)
+        self._blocks += 1
+        if self._blocks > self._blocks_max:
+            # Of the one that has most: who asks for many takes nothing from others.
+            starts, stops = max(self._tokens.values(), key=lambda one: len(one[0]))
+            half = len(starts) // 2 + 1
+            del starts[:half], stops[:half]
+            self._blocks -= half
+
+    def has(self, token: str, timestamp: int) -> bool:
+        found = self._tokens.get(token)
+        if found is None:
+            return False
+        firsts, ends = found
+        at = bisect_right(firsts, timestamp) - 1
+        return at >= 0 and timestamp < ends[at]
+
+
 class OracleHandler:
     """`percolator.v1.OracleService`."""
 
     def __init__(self, candidacy: Candidacy[Oracle]) -> None:
         self._candidacy = candidacy
+        self._handed_out = HandedOut()
 
     async def get_timestamps(self, request: GetTimestampsRequest) -> GetTimestampsResponse:
         count, oracle = request.count, self._candidacy.term
         if oracle is None:
             oracle = self._candidacy.serving()  # which says who leads
         first = await oracle.get_timestamps(count)
+        caller = caller_identity()
+        if caller.rights is not None:
+            self._handed_out.note(caller.name, first, count)
         return GetTimestampsResponse(
             first=first, count=count, catalogue_epoch=oracle.catalogue_epoch
         )
@@ -590,3 +642,10 @@ class OracleHandler:
     async def advance_epoch(self, request: AdvanceEpochRequest) -> AdvanceEpochResponse:
         epoch = await self._candidacy.serving().advance_epoch(request.catalogue_epoch)
         return AdvanceEpochResponse(catalogue_epoch=epoch)
+
+    async def check_timestamps(self, request: CheckTimestampsRequest) -> CheckTimestampsResponse:
+        self._candidacy.serving()
+        has = self._handed_out.has
+        return CheckTimestampsResponse(
+            handed_out=[has(request.token, one) for one in request.timestamps]
+        )

@@ -23,8 +23,11 @@ from percolator.services.chassis.rpc import Exposed
 from percolator.services.chassis.settings import load
 from percolator.services.tabletserver import dump
 from percolator.services.tabletserver.history_collector import HistoryCollector
+from percolator.services.tabletserver.locks_in_the_way import LocksInTheWay, described_by
 from percolator.services.tabletserver.metrics import TabletServerMetrics
+from percolator.services.tabletserver.own_steps import OwnSteps
 from percolator.services.tabletserver.primaries_elsewhere import PrimariesElsewhere
+from percolator.services.tabletserver.rights import RowRights, refused
 from percolator.services.tabletserver.settings import TabletServerSettings
 from percolator.services.tabletserver.storage import (
     Budget,
@@ -137,6 +140,9 @@ async def tablet_server(
         commits=None if alone else primaries.commits,
         tablets_warn=settings.tablets_warn,
     )
+    locks_in_the_way = LocksInTheWay(host)
+    describe = described_by(host.world, settings.masters)
+    rights = RowRights(refused if alone else describe)
     limits = settings.request_limits()
     collector = HistoryCollector(tablets, host.background, log)
     handler = TabletServerHandler(
@@ -148,6 +154,9 @@ async def tablet_server(
         limits,
         server_id=host.server_id,
         watches=host.quotas.of("watches", "watches_max", settings.watches_max),
+        rights=rights,
+        own_steps=OwnSteps(rights, oracle.handed_out),
+        resolve_locks=None if alone else locks_in_the_way.resolve,
     )
     host.metrics_registry.register(TabletServerMetrics(tablets, collector, disk, handler.counts))
     seconds = settings.drain_seconds
@@ -169,6 +178,7 @@ async def tablet_server(
         await tablets.close_all()
         await primaries.close()
         await oracle.close()
+        await locks_in_the_way.close()
 
 
 @asynccontextmanager

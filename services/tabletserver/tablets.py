@@ -39,6 +39,13 @@ from percolator.errors import (
 from percolator.services.chassis.coordinator import Trouble
 from percolator.services.chassis.epoch_directory import EPOCH_MAX
 from percolator.services.chassis.rpc import Quota, caller_identity, remaining_seconds
+from percolator.services.tabletserver.own_steps import OwnSteps
+from percolator.services.tabletserver.rights import (
+    ResolveLocks,
+    RowRights,
+    locks_in,
+    queries,
+)
 from percolator.services.tabletserver.settings import RequestLimits
 from percolator.services.tabletserver.storage import Ancestry, DiskSpace, TabletStore
 from percolator.tablet.notification_watch import NotificationWatch
@@ -468,6 +475,13 @@ class Tablets:
             raise _not_here(target.tablet_id, target.epoch)
         return await served.serving()
 
+    def table_of(self, target: pb.TabletTarget) -> int:
+        """The table of a tablet that is here."""
+        served = self._served.get(target.tablet_id)
+        if served is None:
+            raise _not_here(target.tablet_id, target.epoch)
+        return served.identity.table_id
+
     def all(self) -> list[ServedTablet]:
         """Every tablet, whether it can be served or not."""
         return list(self._served.values())
@@ -646,8 +660,12 @@ class TabletServerHandler:
         *,
         server_id: str,
         watches: Quota,
+        rights: RowRights,
+        own_steps: OwnSteps,
+        resolve_locks: ResolveLocks | None,
     ) -> None:
-        """`watches` is the quota of streams that watch notifications."""
+        """`watches` is the quota of streams that watch notifications. Without masters, no locks are
+        resolved for others."""
         self._tablets = tablets
         self._raise_safe_points = raise_safe_points
         self._disk = disk
@@ -656,6 +674,9 @@ class TabletServerHandler:
         self._limits = limits
         self._server_id = server_id
         self._watches = watches
+        self._rights = rights
+        self._own_steps = own_steps
+        self._resolve_locks = resolve_locks
         self.counts = RequestCounts()
 
     # ---------------------------------------------------------------------------- rows
@@ -725,6 +746,22 @@ class TabletServerHandler:
         self._note_slow("Read", started, batches)
         return pb.ReadResponse(batches=results)
 
+    async def resolve_locks(self, request: pb.ResolveLocksRequest) -> pb.ResolveLocksResponse:
+        if self._resolve_locks is None:
+            raise InvalidArgument("target", "the server has no masters, and resolves no locks")
+        deadline = self._deadline(self._now())
+        self._check_rows(1, len(request.rows))
+        if not request.rows:
+            return pb.ResolveLocksResponse()
+        # A lock that is pushed above what the oracle has handed out could not be committed.
+        await self._tablets.guard.require(request.read_at, "read_at")
+        tablet = await self._tablets.serving(request.target)
+        table_id = self._tablets.table_of(request.target)
+        await self._rights.require_read_rows(table_id, request.rows)
+        batch = queries(request, tablet.schema_version)
+        seen = locks_in(await tablet.mutate(batch, deadline_seconds=deadline))
+        return await self._resolve_locks(table_id, seen, request, deadline)
+
     async def await_turn(self, request: pb.AwaitTurnRequest) -> pb.AwaitTurnResponse:
         started = self._now()
         deadline = min(self._deadline(started), started + request.wait_milliseconds / 1000)
@@ -749,11 +786,17 @@ class TabletServerHandler:
         page_of: Callable[..., PageT],
     ) -> AsyncGenerator[PageT, None]:
         """The pages of a scan; a refusal is the last one."""
+        is_restricted = caller_identity().rights is not None
         try:
             tablet = await self._tablets.serving(request.target)
+            if is_restricted:
+                bounds = request.range.start, request.range.end
+                await self._rights.require_read(self._tablets.table_of(request.target), bounds)
             async with aclosing(scan(tablet, request)) as pages:
                 async for page in pages:
                     self.counts.pages += 1
+                    if is_restricted and isinstance(page, pb.ScanResponse | pb.ScanChangesResponse):
+                        await self._rights.hide_in(page)
                     yield page
         except PercolatorError as error:
             yield page_of(error=self._refusal(error, request.target))
@@ -772,7 +815,11 @@ class TabletServerHandler:
         response = pb.LookForChangesResponse()
         for index, asked in enumerate(request.looks):
             try:
-                result = await (await self._tablets.serving(asked.target)).look_for_changes(asked)
+                tablet = await self._tablets.serving(asked.target)
+                # Whatever a tablet knows of changes, it knows of all of its rows.
+                await self._rights.require_read(self._tablets.table_of(asked.target), (b"", b""))
+                result = await tablet.look_for_changes(asked)
+                await self._rights.hide_in(result)
             except PercolatorError as error:
                 detail = self._batch_refusal(error, f"looks[{index}]", asked.target)
                 result = pb.ChangesLookResult(error=detail)
@@ -831,7 +878,10 @@ class TabletServerHandler:
         )
 
     async def propose_parts(self, request: pb.ProposePartsRequest) -> pb.ProposePartsResponse:
-        return await (await self._tablets.serving(request.target)).propose_parts(request)
+        tablet = await self._tablets.serving(request.target)
+        bounds = request.range.start, request.range.end
+        await self._rights.require_read(self._tablets.table_of(request.target), bounds)
+        return await tablet.propose_parts(request)
 
     async def fence(self, request: pb.FenceRequest) -> pb.FenceResponse:
         return await (await self._tablets.serving(request.target)).fence(request)
@@ -890,7 +940,13 @@ class TabletServerHandler:
     async def _mutate(self, batch: pb.MutationBatch, deadline: float) -> pb.MutationBatchResult:
         self._require_capacity()
         tablet = await self._tablets.serving(batch.target)
-        return await tablet.mutate(batch, deadline_seconds=deadline)
+        if caller_identity().rights is None:
+            return await tablet.mutate(batch, deadline_seconds=deadline)
+        table_id = self._tablets.table_of(batch.target)
+        own = await self._own_steps.require_mutations(table_id, batch)
+        result = await tablet.mutate(batch, deadline_seconds=deadline)
+        await self._rights.hide(locks_in(result), own)
+        return result
 
     async def _mutated_on_full_disk(
         self, full: StoreUnusable, batch: pb.MutationBatch, deadline: float
@@ -920,10 +976,16 @@ class TabletServerHandler:
             self._require_disk()
             self._require_capacity()
             tablet = await self._tablets.serving(batch.target)
-            return await tablet.commit(batch, deadline_seconds=deadline)
+            if caller_identity().rights is None:
+                return await tablet.commit(batch, deadline_seconds=deadline)
+            table_id = self._tablets.table_of(batch.target)
+            own = await self._own_steps.require_transactions(table_id, batch)
+            result = await tablet.commit(batch, deadline_seconds=deadline)
+            await self._rights.hide(locks_in(result), own)
         except PercolatorError as error:
             detail = self._batch_refusal(error, f"batches[{index}]", batch.target)
             return pb.TransactionBatchResult(error=detail)
+        return result
 
     def _deadline(self, started: float) -> float:
         """Until when a request that begins now may wait to be executed. It is counted from now on,
@@ -950,7 +1012,13 @@ class TabletServerHandler:
         self, index: int, batch: pb.ReadBatch, budget: AnswerBudget
     ) -> pb.ReadBatchResult:
         try:
-            result = await (await self._tablets.serving(batch.target)).read(batch, budget)
+            tablet = await self._tablets.serving(batch.target)
+            if caller_identity().rights is None:
+                return await tablet.read(batch, budget)
+            rows = (*(one.row for one in batch.reads), *batch.cells.rows)
+            await self._rights.require_read_rows(self._tablets.table_of(batch.target), rows)
+            result = await tablet.read(batch, budget)
+            await self._rights.hide_in(result)
         except PercolatorError as error:
             detail = self._batch_refusal(error, f"batches[{index}]", batch.target)
             return pb.ReadBatchResult(error=detail)

@@ -445,6 +445,7 @@ count = counters.column("count", codecs.integer)
 _ANYBODY = frozenset(
     f"/percolator.v1.{one}"
     for one in (
+        "TabletServerService/ResolveLocks",
         "TabletServerService/Read",
         "TabletServerService/AwaitTurn",
         "TabletServerService/EndTurn",

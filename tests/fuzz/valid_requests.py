@@ -110,6 +110,19 @@ def _roll_forward(scene: Scene, chance: Random) -> Message:
     )
 
 
+def _resolve_locks(scene: Scene, chance: Random) -> Message:
+    target = scene.table.target(chance)
+    return tablets.ResolveLocksRequest(
+        target=target,
+        rows=[_rows(target, scene, chance)],
+        columns=[COLUMN],
+        start_timestamps=[scene.timestamp()],
+        read_at=scene.timestamp(),
+        waited_milliseconds=chance.choice((0, 1_000)),
+        remove=chance.random() < 0.5,
+    )
+
+
 def _commit_transactions(scene: Scene, chance: Random) -> Message:
     target, start = scene.table.target(chance), scene.timestamp()
     batch = tablets.TransactionBatch(
@@ -309,6 +322,9 @@ def _resolve(scene: Scene, chance: Random) -> Message:
 _V1 = "/percolator.v1."
 VALID: dict[str, Make] = {
     f"{_V1}OracleService/AdvanceEpoch": lambda s, c: oracle.AdvanceEpochRequest(catalogue_epoch=1),
+    f"{_V1}OracleService/CheckTimestamps": lambda s, c: oracle.CheckTimestampsRequest(
+        token="shop", timestamps=[s.timestamp()]
+    ),
     f"{_V1}OracleService/GetTimestamps": lambda s, c: oracle.GetTimestampsRequest(count=1),
     f"{_V1}LockService/OpenSession": lambda s, c: locks.OpenSessionRequest(info=_info(s)),
     f"{_V1}LockService/RenewSession": lambda s, c: locks.RenewSessionRequest(
@@ -396,6 +412,7 @@ VALID: dict[str, Make] = {
     f"{_V1}TabletServerService/CommitTransactions": _commit_transactions,
     f"{_V1}TabletServerService/MutateTogether": _mutate_together,
     f"{_V1}TabletServerService/RollForward": _roll_forward,
+    f"{_V1}TabletServerService/ResolveLocks": _resolve_locks,
     f"{_V1}TabletServerService/Read": _read,
     f"{_V1}TabletServerService/AwaitTurn": _await_turn,
     f"{_V1}TabletServerService/EndTurn": _end_turn,

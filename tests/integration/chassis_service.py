@@ -24,6 +24,8 @@ from percolator.v1 import cluster_pb2, oracle_pb2
 from percolator.v1.oracle_pb2 import (
     AdvanceEpochRequest,
     AdvanceEpochResponse,
+    CheckTimestampsRequest,
+    CheckTimestampsResponse,
     GetTimestampsRequest,
     GetTimestampsResponse,
 )
@@ -78,6 +80,9 @@ class Waiter:
         return GetTimestampsResponse(first=1, count=request.count)
 
     async def advance_epoch(self, request: AdvanceEpochRequest) -> AdvanceEpochResponse:
+        raise AssertionError("nobody calls this")
+
+    async def check_timestamps(self, request: CheckTimestampsRequest) -> CheckTimestampsResponse:
         raise AssertionError("nobody calls this")
 
 

@@ -16,6 +16,8 @@ from percolator.v1.frames_pb2 import FramesHello
 from percolator.v1.oracle_pb2 import (
     AdvanceEpochRequest,
     AdvanceEpochResponse,
+    CheckTimestampsRequest,
+    CheckTimestampsResponse,
     GetTimestampsRequest,
     GetTimestampsResponse,
 )
@@ -53,6 +55,9 @@ class OracleHandler:
         return await self._answer(request)
 
     async def advance_epoch(self, request: AdvanceEpochRequest) -> AdvanceEpochResponse:
+        raise AssertionError("nobody calls this")
+
+    async def check_timestamps(self, request: CheckTimestampsRequest) -> CheckTimestampsResponse:
         raise AssertionError("nobody calls this")
 
 

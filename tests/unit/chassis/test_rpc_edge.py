@@ -37,6 +37,8 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.oracle_pb2 import (
     AdvanceEpochRequest,
     AdvanceEpochResponse,
+    CheckTimestampsRequest,
+    CheckTimestampsResponse,
     GetTimestampsRequest,
     GetTimestampsResponse,
 )
@@ -73,6 +75,9 @@ class OracleHandler:
         return found
 
     async def advance_epoch(self, request: AdvanceEpochRequest) -> AdvanceEpochResponse:
+        raise AssertionError("nobody calls this")
+
+    async def check_timestamps(self, request: CheckTimestampsRequest) -> CheckTimestampsResponse:
         raise AssertionError("nobody calls this")
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 
 from percolator import Table, codecs
 from percolator.errors import NotReady, PermissionDenied, UniqueViolation
-from percolator.services.chassis import rpc
 from percolator.services.chassis.access import Access, CallerIdentity, Grant
 from percolator.services.master.handlers import MasterHandler
 from percolator.v1 import gateway_pb2 as pb
@@ -25,6 +22,7 @@ from percolator.wire.methods import method_name
 from percolator.wire.roles import ADMINISTERS_TABLE, CHECKS_RIGHTS, REQUIRED, Role
 from percolator.wire.tokens import Right, Rights
 from percolator.world import MachineClock
+from tests.restricted import refuses, token
 from tests.unit.gateway.gateways import (
     COLUMN,
     DELETE,
@@ -43,21 +41,6 @@ WRITER = Rights(write=(Right(TABLE),))
 OTHER = Rights(read=(Right("other"),), write=(Right("other"),))
 NOTHING = Rights()
 OPERATOR = Rights(administer=(Right(TABLE),))
-
-
-@contextmanager
-def token(rights: Rights | None) -> Iterator[None]:
-    """Calls in the block are made with such a token."""
-    caller = CallerIdentity(Role.CLIENT, (b"", "192.0.2.1"), "shop", "192.0.2.1", rights)
-    before = rpc._caller.set(caller)
-    try:
-        yield
-    finally:
-        rpc._caller.reset(before)
-
-
-def refuses(what: str = "") -> Any:
-    return pytest.raises(PermissionDenied, match=f"the token 'shop' may not {what}")
 
 
 def scan(start: int, first: bytes = b"", end: bytes = b"") -> pb.ScanTableRequest:

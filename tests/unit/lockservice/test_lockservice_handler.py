@@ -16,7 +16,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 import pytest
 from prometheus_client import CollectorRegistry
 
-from percolator.errors import InvalidArgument, NotReady, Overloaded, SessionExpired, SnapshotTooOld
+from percolator.errors import (
+    InvalidArgument,
+    NotReady,
+    Overloaded,
+    PermissionDenied,
+    SessionExpired,
+    SnapshotTooOld,
+)
 from percolator.services.chassis import rpc
 from percolator.services.chassis.access import CallerIdentity
 from percolator.services.chassis.coordinator import LivedTime
@@ -27,6 +34,8 @@ from percolator.services.lockservice.service import LockServiceMetrics, LockServ
 from percolator.services.lockservice.sessions import LockServiceLimits, Session, SessionInfo
 from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.roles import Role
+from percolator.wire.tokens import Rights
+from tests import restricted
 from tests.patching import in_place_of
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.lockservice.test_lockservice_model import HandMovedClock
@@ -687,6 +696,24 @@ async def test_the_end_of_a_session_that_has_not_reported_yet_is_not_promised(
     with pytest.raises(SessionExpired):
         await renewed(started, UNKNOWN_ID)
     assert await liveness(started, UNKNOWN_ID) == pb.LIVENESS_DEAD
+
+
+async def test_a_token_with_rights_to_some_tables_ends_and_renews_only_its_own_sessions() -> None:
+    async with started_lock_service() as handler:
+        theirs = await opened(handler)
+        with restricted.token(Rights()):
+            own = await opened(handler)
+            for call in (renewed(handler, theirs), ended(handler, theirs)):
+                with pytest.raises(PermissionDenied, match="has not opened this session"):
+                    await call
+            assert not await renewed(handler, own)
+            await ended(handler, own)
+        assert await liveness(handler, theirs) == pb.LIVENESS_ALIVE
+        assert await liveness(handler, own) != pb.LIVENESS_ALIVE
+
+
+async def ended(handler: LockServiceHandler, session_id: bytes) -> None:
+    await handler.end_session(pb.EndSessionRequest(session_id=session_id))
 
 
 async def test_strangers_with_invented_ids_end_no_living_session() -> None:

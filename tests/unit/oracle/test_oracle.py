@@ -42,6 +42,7 @@ from percolator.services.oracle.oracle import (
     LEADING_SPEED,
     Allocator,
     DurableMark,
+    HandedOut,
     Mark,
     Oracle,
     OracleLimits,
@@ -808,3 +809,28 @@ def collected(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
         for metric in registry.collect()
         for sample in metric.samples
     }
+
+
+# What was handed out to tokens with rights to some tables only.
+
+
+def test_an_oracle_knows_what_it_has_handed_out_to_a_token() -> None:
+    known = HandedOut()
+    known.note("shop", 10, 3)
+    known.note("shop", 20, 1)
+    known.note("other", 13, 7)
+    known.note("shop", 14, 1)  # answered later than it was executed
+    found = [at for at in range(9, 23) if known.has("shop", at)]
+    assert found == [10, 11, 12, 14, 20]
+    assert [at for at in range(9, 23) if known.has("other", at)] == [*range(13, 20)]
+    assert not known.has("unheard", 10)
+
+
+def test_who_asks_for_many_timestamps_takes_none_from_others() -> None:
+    known = HandedOut(blocks_max=100)
+    known.note("quiet", 1, 1)
+    for at in range(2, 1_000):
+        known.note("busy", 2 * at, 1)
+    assert known.has("quiet", 1)
+    assert known.has("busy", 2 * 999)
+    assert not known.has("busy", 4)

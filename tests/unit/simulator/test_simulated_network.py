@@ -302,7 +302,7 @@ async def test_two_processes_cannot_listen_at_one_address(stage: Stage) -> None:
 @staged
 async def test_a_handler_can_learn_how_long_its_caller_waits(stage: Stage) -> None:
     told: list[float] = []
-    stage.wire.on_call = lambda remaining: told.append(remaining())
+    stage.wire.on_call = lambda remaining, _: told.append(remaining())
     await stage.call(timeout=2.5)
     assert told == [2.5]
 

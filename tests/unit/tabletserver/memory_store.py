@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 
-from percolator.errors import StoreFault, StoreUnusable, TabletMoved
+from percolator.errors import NotReady, SchemaError, StoreFault, StoreUnusable, TabletMoved
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.services.chassis.rpc import Quota
 from percolator.services.tabletserver.history_collector import HistoryCollector
+from percolator.services.tabletserver.own_steps import OwnSteps
+from percolator.services.tabletserver.rights import RowRights
 from percolator.services.tabletserver.settings import RequestLimits
 from percolator.services.tabletserver.storage import Ancestry, DiskSpace
 from percolator.services.tabletserver.tablets import Tablets, TabletServerHandler
@@ -23,6 +25,7 @@ from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.errors_pb2 import ErrorDetail
+from percolator.v1.master_pb2 import Table
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.tablet.tablets import results_of
 
@@ -110,6 +113,11 @@ class Machine:
     store_trouble: str = ""
     store: MemoryStore = field(default_factory=MemoryStore)
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+    described: dict[int, Table] = field(default_factory=dict)
+    """The tables by id, as a master knows them."""
+    handed_out: set[tuple[str, int]] | None = None
+    """The timestamps that the oracle has given to tokens, by the tokens' names. None: it does not
+    answer."""
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock(
@@ -134,6 +142,7 @@ class Machine:
             tablets_warn=100,
         )
         self.collector = HistoryCollector(self.tablets, self._background, log)
+        self.rights = RowRights(self._described)
         self.handler = TabletServerHandler(
             self.tablets,
             self.collector.raise_all,
@@ -143,7 +152,20 @@ class Machine:
             self.limits,
             server_id="server",
             watches=Quota("watches", "watches_max", 1_000),
+            rights=self.rights,
+            own_steps=OwnSteps(self.rights, self._handed_out),
+            resolve_locks=None,
         )
+
+    async def _described(self, table_id: int) -> Table:
+        if table_id not in self.described:
+            raise SchemaError(f"there is no table with the id {table_id}")
+        return self.described[table_id]
+
+    async def _handed_out(self, token: str, timestamps: Sequence[int]) -> Sequence[bool]:
+        if self.handed_out is None:
+            raise NotReady("the oracle does not answer")
+        return [(token, one) in self.handed_out for one in timestamps]
 
     async def _free_bytes(self) -> int:
         return self.free_bytes
