@@ -42,6 +42,8 @@ class Bug:
     with_master: bool = False
     on_rows: bool = False
     """True if it is in the code for row stores."""
+    restricted: bool = False
+    """True if it is in the code for clients whose tokens have rights to some tables only."""
     after_seconds: float = 0.0
     """Disruptions wait this long, and there is work for as long: history has to be collected first.
     If it is negative, they come so much earlier."""
@@ -93,6 +95,7 @@ class Bug:
         return replace(
             found,
             on_rows=self.on_rows,
+            restricted=self.restricted,
             doubled_share=self.doubled_share,
             one_round_share=self.one_round_share,
             joined_share=self.joined_share,
@@ -259,6 +262,7 @@ FIRST_SEEDS = {
     "waiting does not count backfills": 5,
     "weak notification not written again": 90,
     "what gives up stays in its lines": 8,
+    "what one snapshot may pass is passed by all": 12,
     "what was last seen is collected from a row": 6,
     "what was seen is left under a deletion in a row": 4,
     "what was seen is left under a deletion": 5,

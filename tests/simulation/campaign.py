@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation import cluster
+from tests.simulation.cluster import RESTRICTED
 from tests.simulation.disks import DISK_FULL, FSYNC_FAILED, HELD_UP, TORN
 from tests.simulation.disruptions import CLIENT_STEPS, FAR_AHEAD, FAR_BEHIND, far_off
 from tests.simulation.network import PERFECT, Fault, Link, Wire
@@ -109,6 +110,7 @@ EXPECTED = (
     DROPPED,
     DROP_REPEATED,
     ON_ROWS,
+    RESTRICTED,
     WHOLLY_ON_ROWS,
     MASTERS_REPLACED,
     ORACLES_REPLACED,

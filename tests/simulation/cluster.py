@@ -23,7 +23,10 @@ from percolator.limits import Limits
 from percolator.retries import RetryPolicy
 from percolator.rowstore.intents import INTENTS_TABLE
 from percolator.services.chassis import rpc
+from percolator.services.chassis.access import OWN, CallerIdentity
 from percolator.v1.cluster_pb2 import RowStorePlace
+from percolator.wire.roles import Role
+from percolator.wire.tokens import Right, Rights
 from percolator.world import Random, World
 from tests.isolation.history import Recorder
 from tests.simulation import sessions
@@ -63,6 +66,7 @@ _CONNECT_SECONDS = 2.0
 _AGAIN_SECONDS = 0.2
 _THINK_SECONDS_MAX = 0.06
 WORKERS = 2
+RESTRICTED = "clients with rights to some tables only"
 
 
 def host_of(address: str) -> str:
@@ -89,7 +93,7 @@ class Cluster:
         self.workload = workload
         self.occurred: Counter[str] = Counter()
         self.wire = Wire(loop, Random(f"network {scenario.seed}"))
-        self.wire.on_call = rpc._remaining.set
+        self.wire.on_call = self._called
         self.root = StoreRoot(self.occurred, scenario.fsync_seconds_max)
         self.chronicle = Chronicle(
             Recorder(itertools.count().__next__),
@@ -109,6 +113,18 @@ class Cluster:
             self.tablet_servers = [ROW_STORE]
             self.occurred[ON_ROWS] += 1
         self.clients = [f"client-{n}:1" for n in range(CLIENTS)]
+        self._identities: dict[str, CallerIdentity] = {}
+        """Of the clients whose token has rights to some tables only, by address."""
+        if scenario.restricted:
+            # To all tables of the workload: so they may do everything, but in another way.
+            names = [cells.name for cells in workload.tables]
+            everything = tuple(map(Right, names))
+            rights = Rights(everything, everything, everything)
+            self._identities = {
+                address: CallerIdentity(Role.CLIENT, (b"", address), RESTRICTED, address, rights)
+                for address in self.clients[::2]
+            }
+            self.occurred[RESTRICTED] += 1
         self.workers = [f"worker-{n}:1" for n in range(WORKERS if workload.observers else 0)]
         self.masters = [MASTER, STANDBY] if scenario.with_master else [MASTER]
         rows = (
@@ -175,6 +191,11 @@ class Cluster:
         self.processes[address] = process
         self._programs[address] = program
         return process
+
+    def _called(self, remaining: Callable[[], float], caller: str) -> None:
+        """Tells the chassis of a call, in the context of its handler."""
+        rpc._remaining.set(remaining)
+        rpc._caller.set(self._identities.get(caller, OWN))
 
     # ------------------------------------------------------------------ processes
 

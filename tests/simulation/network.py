@@ -304,9 +304,9 @@ class Wire:
         self.counts: FaultCounts = Counter()
         self.messages = 0
         self.watcher: Watcher | None = None
-        self.on_call: Callable[[Callable[[], float]], object] | None = None
+        self.on_call: Callable[[Callable[[], float], str], object] | None = None
         """Called before a handler, in its context, with a function that returns how long the caller
-        still waits."""
+        still waits, and the caller's address."""
         self.unexpected: list[Exception] = []
         """Exceptions that no correct handler raises, and those of the watcher. A simulation fails
         unless this is empty."""
@@ -530,7 +530,7 @@ class CallInFlight(ABC, Generic[RequestT, ResponseT]):
         try:
             if wire.on_call is not None:
                 loop, deadline = wire.loop, wire.loop.now + self._timeout_seconds
-                wire.on_call(lambda: deadline - loop.now)
+                wire.on_call(lambda: deadline - loop.now, self._there[0])
             await self._answer(handler, listener)
         except InvariantViolation as error:
             wire.unexpected.append(error)

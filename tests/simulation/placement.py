@@ -19,6 +19,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from percolator.codecs.names import CodecNames
 from percolator.errors import PercolatorError, SchemaError
 from percolator.observers.observer_change import changed_observers, report_backfill
+from percolator.services.chassis.rpc import caller_identity
 from percolator.v1 import cluster_pb2, master_pb2, oracle_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
@@ -136,6 +137,7 @@ class _StandIn:
             cluster_id=CLUSTER_ID,
             route=cluster_pb2.ROUTE_DIRECT,
             servers=[cluster_pb2.Server(kind=kind, address=one) for one, kind in kinds.items()],
+            restricted=caller_identity().rights is not None,
         )
 
     async def register(self, request: cluster_pb2.RegisterRequest) -> cluster_pb2.RegisterResponse:

@@ -75,6 +75,10 @@ BUGS = (
         Bug(plant, kinds, seeds_max=500, is_quickly_caught=quickly)
         for plant, kinds, quickly in server_bugs.DURABILITY_BUGS
     ),
+    *(
+        Bug(plant, workload="bank", one_round_share=0.0, restricted=True)
+        for plant in server_bugs.RESTRICTED_BUGS
+    ),
     Bug(server_bugs.read_without_the_after_check, (Kind.TAKEOVER,)),
     Bug(server_bugs.write_without_the_after_check, (Kind.TAKEOVER,), is_quickly_caught=True),
     *(

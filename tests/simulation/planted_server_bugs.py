@@ -16,10 +16,12 @@ from percolator.aio.bulk_load import CALL_SECONDS, BulkLoad, LoadTimestamps
 from percolator.aio.changes import Following
 from percolator.aio.reader import Reader
 from percolator.changes import Change
-from percolator.errors import InvalidArgument, PercolatorError, UsageError
+from percolator.errors import CellAddress, InvalidArgument, PercolatorError, UsageError
 from percolator.protocol.change_reader import ChangeReader
+from percolator.protocol.conflicts import MetLock
 from percolator.routing.catalog import TableInfo
-from percolator.routing.cells import ChangesSeen, StoredChange
+from percolator.routing.cells import ChangesSeen, ResolvedLocks, StoredChange
+from percolator.routing.lock_resolution import LockResolution
 from percolator.rowstore import collection as row_collection
 from percolator.rowstore.loading import RowLoader
 from percolator.rowstore.port import RowChange
@@ -33,6 +35,7 @@ from percolator.services.master.table_changes import TableChanges
 from percolator.services.oracle import candidate
 from percolator.services.oracle.candidate import Candidate, OtherClocks, Site
 from percolator.services.oracle.oracle import DurableMark
+from percolator.services.tabletserver.locks_in_the_way import LocksInTheWay
 from percolator.services.tabletserver.storage import Ancestry
 from percolator.tablet import bulk_load, change_scan, collection, judge
 from percolator.tablet.cells import TIMESTAMP_MAX, F, RecentWrites
@@ -54,7 +57,7 @@ from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import master_pb2
 from percolator.v1 import master_pb2 as pb
 from percolator.v1 import tabletserver_pb2 as tablets
-from percolator.v1.cells_pb2 import SPACE_WRITE, RowRange
+from percolator.v1.cells_pb2 import SPACE_WRITE, Cell, RowRange
 from percolator.v1.tabletserver_pb2 import MutationResult, ReadBatch, ReadBatchResult
 from percolator.wire.methods import FENCE
 from tests.patching import in_place_of
@@ -792,3 +795,68 @@ FEED_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool, bool], .
 )
 """Each with the disruptions that reveal it, whether it needs the real master, and whether it is
 caught in seconds."""
+
+
+# Bugs in how tablet servers resolve locks for clients with rights to some tables only.
+
+
+def locks_may_be_passed_without_a_look_at_their_primaries(patch: Patch) -> None:
+    """The transaction may have committed at or below the snapshot."""
+
+    @in_place_of(patch, LocksInTheWay, "resolve")
+    async def wrong(
+        self: LocksInTheWay,
+        table_id: int,
+        seen: Sequence[Cell],
+        request: tablets.ResolveLocksRequest,
+        deadline: float,
+    ) -> tablets.ResolveLocksResponse:
+        starts = {int.from_bytes(one.value[:8], "big") for one in seen} if request.read_at else ()
+        return tablets.ResolveLocksResponse(passable=sorted(starts))
+
+
+def a_lock_met_by_others_decides_by_itself(patch: Patch) -> None:
+    """The cell is rolled back although its transaction commits, or has committed, elsewhere."""
+    correct = LocksInTheWay.resolve
+
+    @in_place_of(patch, LocksInTheWay, "resolve")
+    async def wrong(
+        self: LocksInTheWay,
+        table_id: int,
+        seen: Sequence[Cell],
+        request: tablets.ResolveLocksRequest,
+        deadline: float,
+    ) -> tablets.ResolveLocksResponse:
+        alone = []
+        for cell in seen:
+            met = MetLock.of(table_id, cell)
+            own = Cell()
+            own.CopyFrom(cell)
+            own.value = replace(met.lock, primary=met.address).encode()
+            alone.append(own)
+        return await correct(self, table_id, alone, request, deadline)
+
+
+def what_one_snapshot_may_pass_is_passed_by_all(patch: Patch) -> None:
+    """The transaction commits above the one that has pushed it, and below a later one."""
+    correct = LockResolution.resolve
+
+    @in_place_of(patch, LockResolution, "resolve")
+    async def wrong(
+        self: LockResolution, met: Sequence[tuple[CellAddress, int]], **how: Any
+    ) -> ResolvedLocks:
+        passed = _passed_once.now()
+        found = await correct(self, met, **how)
+        passed |= found.passable
+        if how["read_at"]:
+            found.passable.update(passed & {start for _, start in met})
+        return found
+
+
+_passed_once: PerSeed[set[int]] = PerSeed(set)
+
+RESTRICTED_BUGS = (
+    locks_may_be_passed_without_a_look_at_their_primaries,
+    a_lock_met_by_others_decides_by_itself,
+    what_one_snapshot_may_pass_is_passed_by_all,
+)

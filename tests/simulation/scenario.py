@@ -55,6 +55,25 @@ _ON_REAL_MASTERS = {
     "successors",
 }
 """Workloads that change schemas in a way that the stand-in for the master does not."""
+_WITHIN_RIGHTS = {
+    "appends",
+    "bank",
+    "blind",
+    "counters",
+    "crowd",
+    "hubs",
+    "large",
+    "long fork",
+    "mixed",
+    "on duty",
+    "predicates",
+    "queues",
+    "registers",
+    "sequential",
+    "sets",
+}
+"""Workloads of which every step is for clients whose tokens have rights to some tables only."""
+_RESTRICTED_SHARE = 0.3
 _ROWS_SHARE = 0.5
 """The share of the other workloads' seeds that run on a row store: a third of all seeds."""
 _ROWS_MASTER_SHARE = 0.4
@@ -162,6 +181,8 @@ class Scenario:
     tablet_servers: int = _TABLET_SERVERS
     on_rows: bool = False
     """True if a row store has the cells, in place of tablet servers."""
+    restricted: bool = False
+    """True if half of the clients have tokens with rights to some tables only."""
 
     @property
     def sessions(self) -> tuple[int, ...]:
@@ -176,6 +197,7 @@ class Scenario:
     def __str__(self) -> str:
         master = "the real master" if self.with_master else "a stand-in for the master"
         cells = "a row store" if self.on_rows else "tablets"
+        cells += ", half of the clients with restricted tokens" if self.restricted else ""
         lines = [
             f"seed {self.seed}: {self.workload}, {cells}, {master}, {len(self.sessions)} sessions "
             f"of {self.transactions_per_session} transactions"
@@ -242,6 +264,9 @@ def scenario_of(
         found = replace(found, on_rows=True, with_master=with_master)
     if needs_master(found):
         found = replace(found, with_master=True)
+    if found.workload in _WITHIN_RIGHTS and not found.on_rows:
+        share = Random(f"restricted {seed}").random()
+        found = replace(found, restricted=share < _RESTRICTED_SHARE)
     if found.workload in _ON_SCHEMAS and not found.on_rows:
         found = _with_servers_unheard(found)
     if found.workload == "crowd":
