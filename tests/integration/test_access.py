@@ -12,7 +12,7 @@ import secrets
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,12 +25,16 @@ import pytest
 import percolator
 from percolator import Column, Table, aio, codecs
 from percolator.errors import (
+    CellAddress,
     Overloaded,
     PercolatorError,
     PermissionDenied,
     Unauthenticated,
     Unavailable,
 )
+from percolator.formats.records import LockRecord, RecordKind, WriteRecord
+from percolator.protocol import steps
+from percolator.routing.cells import APPLIED, CellMutation
 from percolator.services.local.authority import Authority, files_in, make_all
 from percolator.services.local.cluster import LocalCluster
 from percolator.services.local.process import ServiceProcess
@@ -375,7 +379,7 @@ async def test_a_token_revoked_in_mid_transaction_commits_nothing(running: Runni
             assert [await snapshot.get("row", column) for column in columns] == [None, None]
 
 
-async def test_a_token_for_some_tables_works_with_a_gateway_only_and_is_audited(
+async def test_a_token_for_some_tables_works_with_a_gateway_and_is_audited(
     running: Running,
 ) -> None:
     tokens = running.certificates / "cluster" / "tokens.toml"
@@ -433,13 +437,163 @@ async def test_a_token_for_some_tables_works_with_a_gateway_only_and_is_audited(
         await asyncio.sleep(0.1)
 
 
+async def test_the_library_works_with_a_token_for_some_tables(running: Running) -> None:
+    tokens = running.certificates / "cluster" / "tokens.toml"
+    before = read_text(tokens)
+    files, address = files_in(running.certificates / "client"), running.cluster.address
+    stock, orders, secret = Table("stock"), Table("orders"), Table("secret")
+    count = stock.column("count", codecs.integer, indexed=True)
+    order, hidden = orders.column("of", codecs.text), secret.column("x", codecs.integer)
+    token = new_token()
+    both = (Right("stock"), Right("orders"))
+    entry = Entry("shop", Role.CLIENT, token_hash(token), rights=Rights(both, both))
+
+    async def sell(tx: aio.Transaction) -> None:
+        tx.set("eu/1", count, 1)
+        tx.set("o1", order, "eu/1")
+
+    async with aio.connect(address, tls=files, token=running.token("admin")) as operator:
+        await operator.create_table(stock, change_feed=True)
+        await operator.create_tables([orders, secret])
+        await operator.run(lambda tx: set_one(tx, "row", hidden, 7))
+        replace_text(tokens, before + "\n" + entry.text())
+        try:
+            database = await connected_within(address, files, token, order)
+            async with database:
+                start = await database.timestamp()
+                await database.run(sell)
+                async with database.snapshot() as snapshot:
+                    assert [row.key async for row in snapshot.scan(stock)] == ["eu/1"]
+                    assert [row.key async for row in snapshot.find(count, 1)] == ["eu/1"]
+                    assert await snapshot.get("o1", order) == "eu/1"
+                    with pytest.raises(PermissionDenied, match="no right to table 'secret'"):
+                        await snapshot.get("row", hidden)
+                until = await database.timestamp()
+                async with database.changes(stock, after=start, until=until) as changes:
+                    assert [change.key async for change in changes] == ["eu/1"]
+                assert await database.tables() == ["orders", "stock"]
+                await leave_lock(operator, "o-forward", commits=True)
+                await leave_lock(operator, "o-back", commits=False)
+                async with database.snapshot() as snapshot:
+                    assert await snapshot.get("o-forward", order) == "left"
+                    assert await snapshot.get("o-back", order) is None
+                await leave_lock(operator, "o-write", commits=False)
+                await database.run(lambda tx: set_one(tx, "o-write", order, "new"))
+                async with database.snapshot() as snapshot:
+                    assert await snapshot.get("o-write", order) == "new"
+                replace_text(tokens, before)
+                deadline = time.monotonic() + WITHDRAWN_SECONDS
+                while await may_read(database, [order]):
+                    assert time.monotonic() < deadline, "a revoked token is accepted"
+        finally:
+            await put_back(running, before)
+
+
+async def set_one(tx: aio.Transaction, row: str, column: Column[Any], value: object) -> None:
+    tx.set(row, column, value)
+
+
+async def connected_within(
+    address: str, files: Tls, token: str, column: Column[Any]
+) -> aio.Database:
+    """A connection with a new token, once all services have read it."""
+    deadline = time.monotonic() + WITHDRAWN_SECONDS
+    while True:
+        try:
+            database = await aio.connect(address, tls=files, token=token)
+        except Unauthenticated:
+            assert time.monotonic() < deadline, "a new token is not accepted"
+            await asyncio.sleep(0.1)
+            continue
+        try:
+            async with database.snapshot() as snapshot:
+                await snapshot.get("eu/0", column)
+        except Unauthenticated:
+            assert time.monotonic() < deadline, "a new token is not accepted"
+            await database.close()
+            await asyncio.sleep(0.1)
+        else:
+            return database
+
+
+async def leave_lock(operator: aio.Database, row: str, *, commits: bool) -> None:
+    """What a writer leaves behind that dies with a lock in `orders`, whose primary is in `secret`:
+    before its commit point, or just after it."""
+    engine = operator._engine
+    deadline = engine.now() + SECONDS
+    tables = {name: await engine.catalog.table(name, deadline) for name in ("orders", "secret")}
+    start = await engine.timestamps.get()
+    primary = CellAddress(tables["secret"].table_id, codecs.text.encode(row), b"x")
+    lock = LockRecord(
+        start, 0, 1, RecordKind.PUT, b"", primary, codecs.text.encode("left")
+    ).encode()
+    cell = CellAddress(tables["orders"].table_id, codecs.text.encode(row), b"of")
+    locked = [primary, cell] if commits else [cell]
+    made = [
+        CellMutation(
+            one.table_id,
+            steps.prewrite(one.row, one.column, start, lock, None),
+            tables["secret" if one is primary else "orders"].schema.version,
+        )
+        for one in locked
+    ]
+    assert await engine.cells.mutate(made, deadline) == [APPLIED] * len(made)
+    if commits:
+        commit_ts = await engine.timestamps.get()
+        record = WriteRecord(start, RecordKind.PUT, codecs.integer.encode(1)).encode()
+        step = steps.commit_primary(primary.row, primary.column, start, 0, commit_ts, record, ())
+        made = [CellMutation(primary.table_id, step, tables["secret"].schema.version)]
+        assert await engine.cells.mutate(made, deadline) == [APPLIED]
+
+
+def test_the_blocking_library_works_with_a_token_for_some_tables(running: Running) -> None:
+    tokens = running.certificates / "cluster" / "tokens.toml"
+    before = read_text(tokens)
+    files, address = files_in(running.certificates / "client"), running.cluster.address
+    granted, denied = Table("mine"), Table("yours")
+    column, other = granted.column("c", codecs.integer), denied.column("c", codecs.integer)
+    token = new_token()
+    rights = Rights((Right("mine", b"eu/"),), (Right("mine", b"eu/"),))
+    entry = Entry("shop", Role.CLIENT, token_hash(token), rights=rights)
+    with percolator.connect(address, tls=files, token=running.token("admin")) as operator:
+        operator.create_tables([granted, denied])
+    replace_text(tokens, before + "\n" + entry.text())
+    try:
+        asyncio.run(wait_for_token(address, files, token, column))
+        with percolator.connect(address, tls=files, token=token) as database:
+            with database.transaction() as tx:
+                tx.set("eu/1", column, 1)
+                tx.set("eu/2", column, 2)
+            with database.snapshot() as snapshot:
+                assert [row.key for row in snapshot.scan(granted, prefix="eu/")] == ["eu/1", "eu/2"]
+                with pytest.raises(PermissionDenied, match="may not read these rows"):
+                    list(snapshot.scan(granted))
+                with pytest.raises(PermissionDenied, match="no right to table 'yours'"):
+                    snapshot.get("a", other)
+
+            def write_beyond(tx: percolator.Transaction) -> None:
+                tx.set("eu/1", column, 3)
+                tx.set("us/1", column, 3)
+
+            with pytest.raises(PermissionDenied, match="may not"):
+                database.run(write_beyond)
+            with database.snapshot() as snapshot:
+                assert snapshot.get("eu/1", column) == 1
+    finally:
+        asyncio.run(put_back(running, before))
+
+
+async def wait_for_token(address: str, files: Tls, token: str, column: Column[Any]) -> None:
+    await (await connected_within(address, files, token, column)).close()
+
+
 def lines_of(file: Path, method: Method) -> list[dict[str, Any]]:
     """The lines of an audit file about one method."""
     lines = [json.loads(line) for line in read_text(file).splitlines()]
     return [line for line in lines if line["rpc"] == method.path]
 
 
-async def may_read(database: aio.Database, columns: list[Column[int]]) -> bool:
+async def may_read(database: aio.Database, columns: Sequence[Column[Any]]) -> bool:
     """True if any server that a transaction needs still lets it in."""
     found = []
     for column in columns:
