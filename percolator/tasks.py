@@ -116,7 +116,10 @@ class NextTurn(Generic[T]):
 async def outlasting(task: asyncio.Future[T]) -> T:
     """The result of a task that continues when this caller is cancelled."""
     try:
-        return await asyncio.shield(task)
+        if not task.done():
+            # From Python 3.14 on, asyncio.shield reports a later failure of the task as a bug.
+            await asyncio.wait([task])
+        return task.result()
     except asyncio.CancelledError:
         stop_waiting_for(task)
         raise
