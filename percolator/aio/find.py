@@ -30,6 +30,7 @@ from percolator.errors import (
 from percolator.protocol import indexes
 from percolator.protocol.environment import Environment
 from percolator.protocol.read import FoundRow, scan_pages
+from percolator.protocol.write_set import Write
 from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import FoundCell, RangeRequest
 from percolator.schema import Column, Columns, Index, Table, encoded_value, stored_names
@@ -169,12 +170,13 @@ async def found_matches(
                 continue
             lookup = _Lookup(reader, info, entries, wanted)
             lookup.deadline = reader.deadline(timeout)
-            own, written = await lookup.own_entries()
+            own, written = await lookup.own_entries(None)
             left = wanted.limit
             while page is not None or own:
                 listed = _merged(own, page, written, reverse=wanted.reverse)
                 while listed:
                     lookup.deadline = reader.deadline(timeout)
+                    before = listed.copy()
                     found = await lookup.rows(listed, left)
                     reader.require_open()
                     if found:
@@ -183,6 +185,11 @@ async def found_matches(
                         left -= len(found)
                         if not left:
                             return
+                    if lookup.has_written_more():
+                        place = before[-len(listed) - 1]
+                        own, written = await lookup.own_entries(place)
+                        rest = page and [one for one in page if lookup.is_behind(place, one[0])]
+                        listed = _merged(own, rest, written, reverse=wanted.reverse)
                 page = None if page is None else await anext(scan, None)
             return
 
@@ -372,10 +379,15 @@ class _Lookup:
         self._reverse = wanted.reverse
         self.deadline = 0.0
         self._at_once = ROWS_AT_ONCE
+        self._written: dict[CellAddress, Write] = {}
+        """What the transaction had written when its entries were last asked for."""
+        self._seen: set[bytes] = set()
+        """In a transaction, the rows that were shown: one that gets a new place by its caller's
+        writes is not shown again there, or a look-up might never end."""
 
-    async def own_entries(self) -> tuple[deque[Entry], frozenset[bytes]]:
-        """The entries in the range that rows will have which the transaction has written, in order;
-        and all of these rows, of which what is stored does not matter.
+    async def own_entries(self, last: Entry | None) -> tuple[deque[Entry], frozenset[bytes]]:
+        """The entries in the range, behind the last one, that rows will have which the transaction
+        has written, in order; and all of these rows, of which what is stored does not matter.
 
         Only rows with columns of the index that the transaction has not written, and that may be in
         the range all the same, are read for this.
@@ -383,10 +395,13 @@ class _Lookup:
         own, index, table_id = self._reader.own, self._index, self._info.table_id
         if own is None or not own.cells:
             return deque(), frozenset()
+        self._written = self._own_cells()
         found: list[Entry] = []
         unclear: list[bytes] = []
         written = indexes.written_rows(own, table_id, index)
         for row in written:
+            if row in self._seen:
+                continue
             values = {
                 column: known.value
                 for column in index.names
@@ -403,7 +418,25 @@ class _Lookup:
             )
             for row, stored in zip(some, cells, strict=True):
                 self._take(found, row, _values(stored))
+        found = [one for one in found if last is None or self.is_behind(last, one[0])]
         return deque(sorted(found, reverse=self._reverse)), frozenset(written)
+
+    def is_behind(self, last: Entry, entry: bytes) -> bool:
+        """True if the look-up comes to the entry after the last one."""
+        return entry < last[0] if self._reverse else entry > last[0]
+
+    def has_written_more(self) -> bool:
+        """True if the transaction has written columns of the index since its entries were last
+        asked for."""
+        return self._reader.own is not None and self._own_cells() != self._written
+
+    def _own_cells(self) -> dict[CellAddress, Write]:
+        own, names, table_id = self._reader.own, self._index.names, self._info.table_id
+        return {
+            cell: write
+            for cell, write in (own.cells if own is not None else {}).items()
+            if cell.table_id == table_id and cell.column in names
+        }
 
     def _take(self, found: list[Entry], row: bytes, values: Mapping[bytes, bytes | None]) -> None:
         """Adds the entry of a row with these values, if it has one and it is in the range."""
@@ -440,6 +473,8 @@ class _Lookup:
         for (entry, row), cells in zip(some, read, strict=True):
             if self._is_entry_of(row, cells, entry):
                 found.append(self._match(entry, row, cells))
+                if self._reader.own is not None:
+                    self._seen.add(row)
             elif not (self._index.expiring or self._has_written(row)):
                 raise InvariantViolation(
                     f"index {self._index.name!r} of table {self._info.name!r} leads to row "

@@ -69,6 +69,28 @@ async def find(tx: Transaction) -> None:
     assert [row.key async for row in tx.find(city, columns=[name])] == ["ann"]
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_row_that_gets_its_place_during_a_look_up_is_found_there_once(
+    db: Database, reverse: bool
+) -> None:
+    await db.create_table(people)
+    await put(db, city, **{f"row{number:04}": f"{number:04}" for number in range(MANY)})
+    tx = db.transaction()
+    found = []
+    first, ahead = ("row0000", "row0299") if not reverse else ("row0299", "row0000")
+    async for row in tx.find(city, reverse=reverse):
+        found.append(row.key)
+        if row.key == first:
+            tx.set("new", city, "9999" if not reverse else "")
+            tx.set(first, city, "9998" if not reverse else " ")  # it was shown
+            tx.set(ahead, city, "0297" if not reverse else "0002")  # between two others
+    assert [found.count(one) for one in ("new", first, ahead)] == [1, 1, 1]
+    assert len(found) == len(set(found)) == MANY + 1
+    assert found[-1] == "new"
+    assert abs(found.index(ahead) - found.index("row0297" if not reverse else "row0002")) == 1
+    tx.rollback()
+
+
 @pytest.mark.parametrize(
     "read",
     [
