@@ -76,7 +76,13 @@ BUGS = (
         for plant, kinds, quickly in server_bugs.DURABILITY_BUGS
     ),
     *(
-        Bug(plant, workload="bank", one_round_share=0.0, restricted=True)
+        Bug(
+            plant,
+            workload="bank",
+            one_round_share=0.0,
+            restricted=True,
+            is_quickly_caught=True,
+        )
         for plant in server_bugs.RESTRICTED_BUGS
     ),
     Bug(server_bugs.read_without_the_after_check, (Kind.TAKEOVER,)),
