@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apercolator/v1/oracle.proto\x12\rpercolator.v1\"%\n\x14GetTimestampsRequest\x12\r\n\x05\x63ount\x18\x01 \x01(\r\"N\n\x15GetTimestampsResponse\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x17\n\x0f\x63\x61talogue_epoch\x18\x03 \x01(\x04\".\n\x13\x41\x64vanceEpochRequest\x12\x17\n\x0f\x63\x61talogue_epoch\x18\x01 \x01(\x04\"/\n\x14\x41\x64vanceEpochResponse\x12\x17\n\x0f\x63\x61talogue_epoch\x18\x01 \x01(\x04\";\n\x16\x43heckTimestampsRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x12\n\ntimestamps\x18\x02 \x03(\x04\"-\n\x17\x43heckTimestampsResponse\x12\x12\n\nhanded_out\x18\x01 \x03(\x08\x32\xa6\x02\n\rOracleService\x12Z\n\rGetTimestamps\x12#.percolator.v1.GetTimestampsRequest\x1a$.percolator.v1.GetTimestampsResponse\x12W\n\x0c\x41\x64vanceEpoch\x12\".percolator.v1.AdvanceEpochRequest\x1a#.percolator.v1.AdvanceEpochResponse\x12`\n\x0f\x43heckTimestamps\x12%.percolator.v1.CheckTimestampsRequest\x1a&.percolator.v1.CheckTimestampsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apercolator/v1/oracle.proto\x12\rpercolator.v1\"4\n\x14GetTimestampsRequest\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\"N\n\x15GetTimestampsResponse\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x17\n\x0f\x63\x61talogue_epoch\x18\x03 \x01(\x04\".\n\x13\x41\x64vanceEpochRequest\x12\x17\n\x0f\x63\x61talogue_epoch\x18\x01 \x01(\x04\"/\n\x14\x41\x64vanceEpochResponse\x12\x17\n\x0f\x63\x61talogue_epoch\x18\x01 \x01(\x04\";\n\x16\x43heckTimestampsRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x12\n\ntimestamps\x18\x02 \x03(\x04\"-\n\x17\x43heckTimestampsResponse\x12\x12\n\nhanded_out\x18\x01 \x03(\x08\x32\xa6\x02\n\rOracleService\x12Z\n\rGetTimestamps\x12#.percolator.v1.GetTimestampsRequest\x1a$.percolator.v1.GetTimestampsResponse\x12W\n\x0c\x41\x64vanceEpoch\x12\".percolator.v1.AdvanceEpochRequest\x1a#.percolator.v1.AdvanceEpochResponse\x12`\n\x0f\x43heckTimestamps\x12%.percolator.v1.CheckTimestampsRequest\x1a&.percolator.v1.CheckTimestampsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,17 +32,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'percolator.v1.oracle_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETTIMESTAMPSREQUEST']._serialized_start=45
-  _globals['_GETTIMESTAMPSREQUEST']._serialized_end=82
-  _globals['_GETTIMESTAMPSRESPONSE']._serialized_start=84
-  _globals['_GETTIMESTAMPSRESPONSE']._serialized_end=162
-  _globals['_ADVANCEEPOCHREQUEST']._serialized_start=164
-  _globals['_ADVANCEEPOCHREQUEST']._serialized_end=210
-  _globals['_ADVANCEEPOCHRESPONSE']._serialized_start=212
-  _globals['_ADVANCEEPOCHRESPONSE']._serialized_end=259
-  _globals['_CHECKTIMESTAMPSREQUEST']._serialized_start=261
-  _globals['_CHECKTIMESTAMPSREQUEST']._serialized_end=320
-  _globals['_CHECKTIMESTAMPSRESPONSE']._serialized_start=322
-  _globals['_CHECKTIMESTAMPSRESPONSE']._serialized_end=367
-  _globals['_ORACLESERVICE']._serialized_start=370
-  _globals['_ORACLESERVICE']._serialized_end=664
+  _globals['_GETTIMESTAMPSREQUEST']._serialized_end=97
+  _globals['_GETTIMESTAMPSRESPONSE']._serialized_start=99
+  _globals['_GETTIMESTAMPSRESPONSE']._serialized_end=177
+  _globals['_ADVANCEEPOCHREQUEST']._serialized_start=179
+  _globals['_ADVANCEEPOCHREQUEST']._serialized_end=225
+  _globals['_ADVANCEEPOCHRESPONSE']._serialized_start=227
+  _globals['_ADVANCEEPOCHRESPONSE']._serialized_end=274
+  _globals['_CHECKTIMESTAMPSREQUEST']._serialized_start=276
+  _globals['_CHECKTIMESTAMPSREQUEST']._serialized_end=335
+  _globals['_CHECKTIMESTAMPSRESPONSE']._serialized_start=337
+  _globals['_CHECKTIMESTAMPSRESPONSE']._serialized_end=382
+  _globals['_ORACLESERVICE']._serialized_start=385
+  _globals['_ORACLESERVICE']._serialized_end=679
 # @@protoc_insertion_point(module_scope)

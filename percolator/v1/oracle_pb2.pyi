@@ -6,10 +6,12 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Optional as _Op
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GetTimestampsRequest(_message.Message):
-    __slots__ = ("count",)
+    __slots__ = ("count", "token")
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     count: int
-    def __init__(self, count: _Optional[int] = ...) -> None: ...
+    token: str
+    def __init__(self, count: _Optional[int] = ..., token: _Optional[str] = ...) -> None: ...
 
 class GetTimestampsResponse(_message.Message):
     __slots__ = ("first", "count", "catalogue_epoch")

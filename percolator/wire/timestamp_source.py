@@ -36,7 +36,7 @@ from percolator.wire.addresses import refuse_lone_address
 from percolator.wire.backoff import pause_seconds
 from percolator.wire.cluster import addresses_of, describe
 from percolator.wire.methods import CHECK_TIMESTAMPS, GET_TIMESTAMPS
-from percolator.world import UnaryCall, World
+from percolator.world import RequestT, ResponseT, UnaryCall, UnaryMethod, World
 
 WAITERS_MAX = 100_000
 """How many calls may wait at one time; further calls fail at once."""
@@ -413,7 +413,8 @@ class OracleOfCluster:
 
     A tablet server needs commit timestamps for transactions in one round, all the time. Its
     `TimestampGuard` asks what time it is, rarely: when it has just started, or when time has
-    jumped. The masters are asked when the first timestamp is, and when the oracle does not answer.
+    jumped. A gateway takes the start timestamps of callers with rights to some tables only. The
+    masters are asked when the first timestamp is, and when the oracle does not answer.
     """
 
     def __init__(self, world: World, masters: Sequence[str]) -> None:
@@ -439,23 +440,32 @@ class OracleOfCluster:
         source = await self._first_source(ANSWER_SECONDS_MAX)
         return await source.get(count, max(deadline - now(), 0.0))
 
+    async def take_for(self, token: str) -> int:
+        """A timestamp for a caller whose token has this name and rights to some tables only. Raises
+        `NotReady` if the oracle does not answer."""
+        request = GetTimestampsRequest(count=1, token=token)
+        return (await self._asked(GET_TIMESTAMPS, request, "hands out a timestamp")).first
+
     async def handed_out(self, token: str, timestamps: Sequence[int]) -> Sequence[bool]:
         """Which of these were handed out to the token of this name, which has rights to some tables
         only. Raises `NotReady` if the oracle does not say."""
-        await self._first_source(ANSWER_SECONDS_MAX)
         request = CheckTimestampsRequest(token=token, timestamps=timestamps)
+        asked = await self._asked(CHECK_TIMESTAMPS, request, "says whose timestamps these are")
+        return asked.handed_out
+
+    async def _asked(
+        self, method: UnaryMethod[RequestT, ResponseT], request: RequestT, what: str
+    ) -> ResponseT:
+        """Asks the oracles, until one answers."""
+        await self._first_source(ANSWER_SECONDS_MAX)
         problem: PercolatorError | None = None
         for address in [*self._addresses]:
             try:
-                call = self._world.network.unary(address, CHECK_TIMESTAMPS)
-                return (await call(request, _CHECK_SECONDS)).handed_out
+                return await self._world.network.unary(address, method)(request, _CHECK_SECONDS)
             except (NotReady, ExecutionUnknown) as error:
                 problem = error
         self._on_trouble()
-        raise NotReady(
-            f"no oracle says whose timestamps these are: {problem}",
-            retry_after_seconds=_CHECK_AGAIN_SECONDS,
-        )
+        raise NotReady(f"no oracle {what}: {problem}", retry_after_seconds=_CHECK_AGAIN_SECONDS)
 
     async def close(self) -> None:
         if self._source is not None:

@@ -49,6 +49,7 @@ from percolator.services.chassis.rpc import Quota, caller_identity
 from percolator.tasks import Tasks
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import gateway_pb2 as pb
+from percolator.wire.timestamp_source import OracleOfCluster
 
 _LENGTH_BYTES = 8
 
@@ -298,7 +299,7 @@ Fate = int | PercolatorError
 class Known:
     """A transaction that was begun or committed here."""
 
-    __slots__ = ("attempt", "begun_seconds", "digest", "fate", "primary", "touched")
+    __slots__ = ("attempt", "begun_seconds", "digest", "fate", "primary", "token", "touched")
 
     def __init__(self, begun_seconds: float | None) -> None:
         self.begun_seconds = begun_seconds
@@ -312,16 +313,27 @@ class Known:
         """The attempt in progress to commit it."""
         self.fate: Fate | None = None
         """Once it is final."""
+        self.token: str | None = None
+        """The name of the token with rights to some tables only whose transaction it is known to
+        be."""
 
 
 class Commits:
     """All commits of one gateway. Belongs to one event loop."""
 
     def __init__(
-        self, database: Database, *, commit_seconds: float, quota: Quota, remembered_max: int
+        self,
+        database: Database,
+        oracle: OracleOfCluster,
+        *,
+        commit_seconds: float,
+        quota: Quota,
+        remembered_max: int,
     ) -> None:
-        """`quota` is that of commits in progress, including those whose callers have gone."""
+        """`quota` is that of commits in progress, including those whose callers have gone. The
+        `oracle` says whose timestamps are whose."""
         self._database = database
+        self._oracle = oracle
         self._engine = database.internal.engine
         self._env = database.internal.engine.env
         self._commit_seconds = commit_seconds
@@ -350,9 +362,38 @@ class Commits:
 
     async def begin(self, deadline: float) -> int:
         """Begins a transaction; its start timestamp."""
-        start = await self._fresh(deadline)
-        self._remember(start, Known(self._engine.now()))
+        caller = caller_identity()
+        if caller.rights is None:
+            start = await self._fresh(deadline)
+            self._remember(start, Known(self._engine.now()))
+        else:
+            start = await self._oracle.take_for(caller.name)
+            self._newest = max(self._newest, start)
+            self._remember(start, Known(self._engine.now())).token = caller.name
         return start
+
+    async def require_own(self, start: int) -> None:
+        """Raises `SnapshotTooOld` unless the oracle has handed out this start timestamp to the
+        caller, if its token has rights to some tables only.
+
+        Everybody knows a transaction by its start alone: what such a caller commits or rolls back
+        in its own table would be believed of another transaction's locks, in all tables.
+        """
+        caller = caller_identity()
+        if caller.rights is None:
+            return
+        known = self._known.get(start)
+        if known is not None and known.token == caller.name:
+            return
+        (is_own,) = await self._oracle.handed_out(caller.name, (start,))
+        if not is_own:
+            raise SnapshotTooOld(
+                f"the oracle does not know that it has handed out {start} to the token "
+                f"{caller.name!r}",
+                timestamp=start,
+            )
+        known = self._known.get(start) or self._remember(start, Known(None))
+        known.token = caller.name
 
     async def check_start(self, start: int, deadline: float) -> None:
         """Refuses a timestamp that the oracle cannot have handed out."""

@@ -229,6 +229,7 @@ class GatewayHandler:
         if writes.primary is None and not writes.notified:
             return pb.CommitResponse()
         try:
+            await self._commits.require_own(start)
             commit = await self._commits.commit(start, writes, deadline)
         except SnapshotTooOld as error:
             error.message += "; the outcome of the transaction can no longer be determined"
@@ -249,6 +250,7 @@ class GatewayHandler:
         deadline, start = self._deadline(), request.start_timestamp
         await self._commits.check_start(start, deadline)
         primary = await self._requests.primary(request, deadline)
+        await self._commits.require_own(start)
         field = "primary" if request.HasField("primary") else "cells" if request.cells else "writes"
         outcome = await self._commits.resolve(start, primary, field, deadline)
         if outcome == ROLLED_BACK:

@@ -31,6 +31,7 @@ from percolator.services.gateway.servers import ClusterHandler, Servers
 from percolator.v1 import cluster_pb2, gateway_pb2, row_store_pb2
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.wire.channels import GrpcNetwork
+from percolator.wire.timestamp_source import OracleOfCluster
 
 
 class GatewaySettings(ServiceSettings):
@@ -115,8 +116,10 @@ async def gateway_service(host: Host[GatewaySettings]) -> AsyncIterator[list[Exp
     settings, world = host.settings, host.world
     host.log.info("waiting until the cluster has an oracle")
     database = await connected(host)
+    oracle = OracleOfCluster(world, settings.masters)
     commits = Commits(
         database,
+        oracle,
         commit_seconds=settings.commit_seconds,
         quota=host.quotas.of(
             "commits",
@@ -150,6 +153,7 @@ async def gateway_service(host: Host[GatewaySettings]) -> AsyncIterator[list[Exp
         following.cancel()
         await commits.close(_DRAIN_SECONDS)
         await rows.close()
+        await oracle.close()
         await database.close(drain_seconds=_DRAIN_SECONDS)
 
 

@@ -34,6 +34,7 @@ from percolator.errors import (
     NotReady,
     Overloaded,
     PercolatorError,
+    PermissionDenied,
     StoreFault,
     StoreUnusable,
     UsageError,
@@ -54,6 +55,7 @@ from percolator.v1.oracle_pb2 import (
     GetTimestampsRequest,
     GetTimestampsResponse,
 )
+from percolator.wire.roles import Role
 from percolator.world import Clock
 
 LEADING_SPEED = 0.99
@@ -441,7 +443,7 @@ class Oracle:
             if first is None:
                 first = await self._allocate_when_extended(count)
             # Only a check that begins after the allocation proves that the timestamps are ours.
-            await self._check_may_answer()
+            await self.check_may_answer()
         except PercolatorError as error:
             self.counts.refused[type(error).__name__] += 1
             raise
@@ -455,15 +457,21 @@ class Oracle:
 
     async def advance_epoch(self, epoch: int) -> int:
         """From now on, whoever gets a timestamp gets an epoch at least as high. Returns it."""
-        await self._check_may_answer()
+        await self.check_may_answer()
         await self._mark.advance_epoch(epoch)
-        await self._check_may_answer()
+        await self.check_may_answer()
         return self._mark.epoch
+
+    async def check_may_answer(self) -> None:
+        """Raises `NotReady` if another oracle may lead by now."""
+        if self._is_deposed or not await self._may_answer():
+            self._is_deposed = True
+            raise NotReady("this oracle has lost its store, or another oracle has taken its place")
 
     async def extend(self) -> None:
         """Makes a higher mark durable and opens the window up to it, or raises `StoreUnusable`."""
         try:
-            await self._check_may_answer()
+            await self.check_may_answer()
             milliseconds = self._time.now_milliseconds() + self._window_milliseconds
             await self._mark.write(milliseconds)
         except StoreUnusable as error:
@@ -507,7 +515,7 @@ class Oracle:
                     if self._failure is not None:
                         # Copied: raising one error many times would lengthen its traceback.
                         raise copy(self._failure)
-                    await self._check_may_answer()
+                    await self.check_may_answer()
                     self._extension_wanted.set()
                     await self._extension_ended.wait()
                     first = self._allocator.allocate(count, self._time.now_milliseconds())
@@ -526,11 +534,6 @@ class Oracle:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(unused / 1000):
                     await self._extension_wanted.wait()
-
-    async def _check_may_answer(self) -> None:
-        if self._is_deposed or not await self._may_answer():
-            self._is_deposed = True
-            raise NotReady("this oracle has lost its store, or another oracle has taken its place")
 
     def _failed(self, error: StoreUnusable) -> None:
         self.counts.extension_failures += 1
@@ -583,8 +586,8 @@ HANDED_OUT_MAX = 1_000_000
 class HandedOut:
     """The timestamps that were handed out to tokens with rights to some tables only: the last ones.
 
-    Tablet servers ask about them (percolator/services/tabletserver/own_steps.py): such a caller
-    must not write under the timestamp of another transaction.
+    Tablet servers and gateways ask about them (percolator/services/tabletserver/own_steps.py): such
+    a caller must not write under the timestamp of another transaction.
     """
 
     def __init__(self, blocks_max: int = HANDED_OUT_MAX) -> None:
@@ -631,10 +634,14 @@ class OracleHandler:
         count, oracle = request.count, self._candidacy.term
         if oracle is None:
             oracle = self._candidacy.serving()  # which says who leads
-        first = await oracle.get_timestamps(count)
-        caller = caller_identity()
+        caller, token = caller_identity(), request.token
+        if token and caller.role != Role.SERVER:
+            raise PermissionDenied("only servers ask for timestamps for another caller")
         if caller.rights is not None:
-            self._handed_out.note(caller.name, first, count)
+            token = caller.name
+        first = await oracle.get_timestamps(count)
+        if token:
+            self._handed_out.note(token, first, count)
         return GetTimestampsResponse(
             first=first, count=count, catalogue_epoch=oracle.catalogue_epoch
         )
@@ -644,7 +651,8 @@ class OracleHandler:
         return AdvanceEpochResponse(catalogue_epoch=epoch)
 
     async def check_timestamps(self, request: CheckTimestampsRequest) -> CheckTimestampsResponse:
-        self._candidacy.serving()
+        # A former leader does not know what the present one has handed out.
+        await self._candidacy.serving().check_may_answer()
         has = self._handed_out.has
         return CheckTimestampsResponse(
             handed_out=[has(request.token, one) for one in request.timestamps]

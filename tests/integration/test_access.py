@@ -29,6 +29,7 @@ from percolator.errors import (
     Overloaded,
     PercolatorError,
     PermissionDenied,
+    SnapshotTooOld,
     Unauthenticated,
     Unavailable,
 )
@@ -414,6 +415,13 @@ async def test_a_token_for_some_tables_works_with_a_gateway_and_is_audited(
                 await call(methods.COMMIT, commit)
             del commit.writes[1]
             await call(methods.COMMIT, commit)
+            admin = running.credentials(token=running.token("admin"))
+            async with grpc_network(admin) as others:
+                begin = others.unary(gateway, methods.BEGIN)
+                begun = await begin(gateway_pb2.BeginRequest(), SECONDS)
+                commit.start_timestamp = begun.start_timestamp
+            with pytest.raises(SnapshotTooOld, match="has handed out"):
+                await call(methods.COMMIT, commit)
             start = (await call(methods.BEGIN, gateway_pb2.BeginRequest())).start_timestamp
             get = gateway_pb2.GetRequest(start_timestamp=start)
             get.rows.add(table="granted", row=b"eu/1")

@@ -882,7 +882,7 @@ _BETWEEN_TWO_LOOKS_SECONDS = 0.05
 def oracle_on_rows_answers_without_a_look(patch: Patch) -> None:
     """It was paused, and its successor has handed out later timestamps."""
 
-    @in_place_of(patch, Oracle, "_check_may_answer")
+    @in_place_of(patch, Oracle, "check_may_answer")
     async def wrong(self: Oracle) -> None:
         """Does not look."""
 

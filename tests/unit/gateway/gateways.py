@@ -24,13 +24,14 @@ from percolator.services.gateway.gateway_handler import GatewayHandler
 from percolator.services.gateway.servers import Servers
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.v1 import cluster_pb2, master_pb2
+from percolator.v1 import cluster_pb2, master_pb2, oracle_pb2
 from percolator.v1 import gateway_pb2 as pb
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.v1.cluster_pb2 import Server
 from percolator.wire import methods
 from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
 from percolator.wire.through import ThroughNetwork
+from percolator.wire.timestamp_source import OracleOfCluster
 from percolator.world import MachineClock, World, machine_random
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.connected import written_out
@@ -57,6 +58,26 @@ class Cluster(ClusterInMemory):
         self.mutations = 0
         self.looks = 0
         self.reads = 0
+        self.handed_out: set[tuple[str, int]] = set()
+        """Timestamps of tokens with rights to some tables only."""
+        self.checks = 0
+        """Questions about them."""
+
+    async def get_timestamps(
+        self, request: oracle_pb2.GetTimestampsRequest
+    ) -> oracle_pb2.GetTimestampsResponse:
+        response = await super().get_timestamps(request)
+        if request.token:
+            self.handed_out.add((request.token, response.first))
+        return response
+
+    async def check_timestamps(
+        self, request: oracle_pb2.CheckTimestampsRequest
+    ) -> oracle_pb2.CheckTimestampsResponse:
+        self.checks += 1
+        return oracle_pb2.CheckTimestampsResponse(
+            handed_out=[(request.token, one) in self.handed_out for one in request.timestamps]
+        )
 
     async def read(self, request: tablets.ReadRequest) -> tablets.ReadResponse:
         self.reads += 1
@@ -148,8 +169,11 @@ class Site:
         world = World(self._clock, network, random.Random(len(self._networks)))
         database = await connect_to(world, [ADDRESS], limits, RetryPolicy())
         self._stack.push_async_callback(database.close)
+        oracle = OracleOfCluster(world, [ADDRESS])
+        self._stack.push_async_callback(oracle.close)
         commits = Commits(
             database,
+            oracle,
             commit_seconds=commit_seconds,
             quota=Quota("commits", "commits_max", commits_max),
             remembered_max=1_000,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator import Table, codecs
-from percolator.errors import NotReady, PermissionDenied, UniqueViolation
+from percolator.errors import NotReady, PermissionDenied, SnapshotTooOld, UniqueViolation
 from percolator.services.chassis.access import Access, CallerIdentity, Grant
 from percolator.services.master.handlers import MasterHandler
 from percolator.v1 import gateway_pb2 as pb
@@ -164,10 +164,10 @@ async def test_a_reader_resolves_a_lock_whose_primary_it_may_not_read(
 
 async def test_an_outcome_is_asked_for_by_cells_that_may_be_written(one: Gateway) -> None:
     """Asking may roll a transaction back, so it takes the right to write."""
-    start = await one.begin()
     with token(READER), refuses("write"):
-        await one.resolve(start, b"eu/1")
+        await one.resolve(await one.begin(), b"eu/1")
     with token(EUROPE):
+        start = await one.begin()
         with refuses("write"):
             await one.resolve(start, b"us/1")
         primary = WireAddress(table_id=1, row=b"eu/1", column=COLUMN)
@@ -176,6 +176,59 @@ async def test_an_outcome_is_asked_for_by_cells_that_may_be_written(one: Gateway
             await one.handler.resolve(request)
         outcome = await one.resolve(start, b"eu/1")
     assert outcome.fate == pb.ResolveResponse.FATE_ABORTED
+
+
+@pytest.mark.parametrize("victim", [None, "another token"])
+async def test_a_transaction_of_somebody_else_is_neither_committed_nor_rolled_back(
+    one: Gateway, other: Gateway, cluster: Cluster, victim: str | None
+) -> None:
+    """Its locks elsewhere would follow what the caller did in the rows that it may write."""
+    with token(None if victim is None else EUROPE, victim or ""):
+        start = await one.begin()
+    with token(EUROPE):
+        for gateway in (one, other):
+            with pytest.raises(SnapshotTooOld, match="does not know that it has handed out"):
+                await gateway.commit(start, [write(b"eu/1", b"forged")])
+            with pytest.raises(SnapshotTooOld, match="does not know that it has handed out"):
+                await gateway.resolve(start, b"eu/1")
+    assert cluster.mutations == 0
+    with token(None if victim is None else EUROPE, victim or ""):
+        await other.commit(start, [write(b"eu/1", b"v"), write(b"eu/2", b"w")])
+    assert await one.read(b"eu/1", b"eu/2") == [b"v", b"w"]
+
+
+async def test_every_gateway_commits_what_another_has_begun_for_the_same_token(
+    one: Gateway, other: Gateway, third: Gateway, cluster: Cluster
+) -> None:
+    with token(EUROPE):
+        start, writes = await one.begin(), [write(b"eu/1", b"v")]
+        commit = await other.commit(start, writes)
+        assert await one.commit(start, writes) == commit
+        assert await other.commit(start, writes) == commit
+        assert cluster.checks == 1, "only a gateway that did not begin it asks the oracle, once"
+        assert (await third.resolve(start, b"eu/1")).commit_timestamp == commit
+
+
+async def test_for_callers_with_all_rights_the_oracle_is_asked_about_nothing(
+    one: Gateway, other: Gateway, cluster: Cluster
+) -> None:
+    start = await one.begin()
+    await other.commit(start, [write(b"a", b"v")])
+    await one.resolve(start, b"a")
+    assert not cluster.checks
+    assert not cluster.handed_out
+
+
+async def test_what_was_committed_here_is_told_although_the_oracle_has_forgotten_whose_it_is(
+    one: Gateway, other: Gateway, cluster: Cluster
+) -> None:
+    with token(EUROPE):
+        start, writes = await one.begin(), [write(b"eu/1", b"v")]
+        commit = await one.commit(start, writes)
+        cluster.handed_out.clear()
+        assert await one.commit(start, writes) == commit
+        with pytest.raises(SnapshotTooOld, match=r"outcome .* can no longer be determined"):
+            await other.commit(start, writes)
 
 
 class NoLeader:

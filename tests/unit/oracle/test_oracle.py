@@ -17,6 +17,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import structlog
@@ -29,6 +30,7 @@ from percolator.errors import (
     InvariantViolation,
     NotReady,
     Overloaded,
+    PermissionDenied,
     StoreFault,
     StoreUnusable,
     UsageError,
@@ -45,13 +47,17 @@ from percolator.services.oracle.oracle import (
     HandedOut,
     Mark,
     Oracle,
+    OracleHandler,
     OracleLimits,
     PhysicalTime,
 )
 from percolator.services.oracle.service import OracleMetrics, OracleSettings
 from percolator.timestamps import PHYSICAL_MILLISECONDS_MAX, SEQUENCES_PER_MILLISECOND
+from percolator.v1.oracle_pb2 import CheckTimestampsRequest, GetTimestampsRequest
 from percolator.wire.timestamp_source import ATTEMPT_SECONDS_MAX
+from percolator.wire.tokens import Rights
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles
+from tests.restricted import NAME, token
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.oracle.marks import STORE, HandClock, open_mark
 from tests.unit.refusals import refused
@@ -834,3 +840,27 @@ def test_who_asks_for_many_timestamps_takes_none_from_others() -> None:
     assert known.has("quiet", 1)
     assert known.has("busy", 2 * 999)
     assert not known.has("busy", 4)
+
+
+async def test_servers_ask_for_the_timestamps_of_a_token_and_about_them(at: Bench) -> None:
+    handler = OracleHandler(Mock(term=at.oracle, serving=lambda: at.oracle))
+    own = (await handler.get_timestamps(GetTimestampsRequest(count=1, token=NAME))).first
+    with token(Rights()):
+        also_own = (await handler.get_timestamps(GetTimestampsRequest(count=1))).first
+    of_another = (await handler.get_timestamps(GetTimestampsRequest(count=1, token="other"))).first
+    of_nobody = (await handler.get_timestamps(GetTimestampsRequest(count=1))).first
+    about = CheckTimestampsRequest(token=NAME, timestamps=[own, also_own, of_another, of_nobody])
+    answer = await handler.check_timestamps(about)
+    assert [*answer.handed_out] == [True, True, False, False]
+    at.may_answer = False
+    with pytest.raises(NotReady):
+        await handler.check_timestamps(about)
+
+
+@pytest.mark.parametrize("rights", [None, Rights()])
+async def test_only_servers_ask_for_timestamps_of_another_token(
+    at: Bench, rights: Rights | None
+) -> None:
+    handler = OracleHandler(Mock(term=at.oracle))
+    with token(rights), pytest.raises(PermissionDenied, match="only servers"):
+        await handler.get_timestamps(GetTimestampsRequest(count=1, token="other"))
