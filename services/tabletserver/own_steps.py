@@ -11,8 +11,9 @@ rows of another. So each step is judged by these rules:
   the primary that a lock names.
 - A lock is put where none is, or over one of the same transaction, and none but these is deleted.
 
-What such a caller can still do is spoil its own transactions. Locks of others are resolved for it
-(percolator/services/tabletserver/rights.py).
+What such a caller can still do is spoil its own transactions: among others, commit at a timestamp
+that it had before its locks were put, below snapshots that have read these rows. Locks of others
+are resolved for it (percolator/services/tabletserver/rights.py).
 """
 
 from __future__ import annotations
