@@ -20,7 +20,7 @@ NAME = "shop"
 @contextmanager
 def token(rights: Rights | None, name: str = NAME) -> Iterator[None]:
     """Calls of handlers in the block are made with such a token."""
-    caller = CallerIdentity(Role.CLIENT, (b"", "192.0.2.1"), name, "192.0.2.1", rights)
+    caller = CallerIdentity(Role.CLIENT, (name.encode(), "192.0.2.1"), name, "192.0.2.1", rights)
     before = rpc._caller.set(caller)
     try:
         yield

@@ -244,9 +244,13 @@ class OpenSessions:
         self._last_number = 0
         self._activity_bytes = 0
         # Ids that ended or expired here, kept for as long as a takeover could revive them.
-        self._ended: set[bytes] = set()
+        self._ended: dict[bytes, CallerIdentity] = {}
+        self._ended_quota = quotas.of("ended sessions", "ended_max", limits.ended_max)
         self._takes_over = True
         """False once an id that ended could not be remembered: a takeover could revive it."""
+        self._forgetful: set[tuple[bytes, str]] = set()
+        """Clients whose sessions are not taken over: ids of theirs could not be remembered, because
+        these clients had too many. The sessions of others must not die of that."""
         self.counts = SessionCounts()
 
     def __len__(self) -> int:
@@ -365,7 +369,10 @@ class OpenSessions:
             self._forget(session)
         self.counts.expired += len(due)
         if self._ended and not self._is_in_grace():
+            for caller in self._ended.values():
+                self._ended_quota.give_back(caller)
             self._ended.clear()
+            self._forgetful.clear()
         return len(due)
 
     def _living(self, session_id: bytes) -> Session | None:
@@ -377,11 +384,12 @@ class OpenSessions:
     def _take_over(self, session_id: bytes, info: SessionInfo, caller: CallerIdentity) -> None:
         if not self._is_undecided(session_id):
             raise self._expired(session_id)
-        if not self._is_within(info.ttl_milliseconds) and self._remember_end(session_id):
+        if not self._is_within(info.ttl_milliseconds) and self._remember_end(session_id, caller):
             # Its owner is told that it expired, so a later renewal that asks for a longer life must
             # not revive it. If its end cannot be remembered, the owner is not told.
             raise self._expired(session_id)
-        if not self._takes_over or not self._is_within(info.ttl_milliseconds):
+        takes_over = self._takes_over and caller.client not in self._forgetful
+        if not takes_over or not self._is_within(info.ttl_milliseconds):
             raise self._not_heard_yet()
         self._take_quota(caller)
         self._add(session_id, info, caller)
@@ -445,14 +453,19 @@ class OpenSessions:
         self._quota.give_back(session.caller)
         del self._by_id[session.session_id]
         del self._by_number[session.number]
-        if self._is_in_grace() and not self._remember_end(session.session_id):
-            self._takes_over = False
+        caller = session.caller
+        if self._is_in_grace() and not self._remember_end(session.session_id, caller):
+            if caller.client is not None and self._ended_quota.reached(caller) == "client":
+                self._forgetful.add(caller.client)
+            else:
+                self._takes_over = False
 
-    def _remember_end(self, session_id: bytes) -> bool:
-        """Remembers that the session has ended, unless the limit is reached."""
-        if len(self._ended) >= self._limits.ended_max:
+    def _remember_end(self, session_id: bytes, caller: CallerIdentity) -> bool:
+        """Remembers that a session of this caller has ended, unless a limit is reached."""
+        if self._ended_quota.reached(caller):
             return False
-        self._ended.add(session_id)
+        self._ended_quota.take(caller)
+        self._ended[session_id] = caller
         return True
 
     def _take_quota(self, caller: CallerIdentity) -> None:

@@ -750,6 +750,23 @@ async def test_when_the_dead_cannot_all_be_remembered_no_session_is_taken_over()
                 await renewed(handler, session_id)
 
 
+async def test_who_ends_very_many_sessions_keeps_no_others_from_being_taken_over() -> None:
+    async with started_lock_service(LockServiceLimits(ended_max=10)) as handler:
+        with restricted.token(Rights()):
+            ends = [await opened(handler) for _ in range(11)]
+            for session_id in ends:
+                await ended(handler, session_id)
+        with restricted.token(Rights(), "another"):
+            assert await renewed(handler, UNKNOWN_ID)
+        with restricted.token(Rights()):
+            for session_id in ends[:5]:
+                with pytest.raises(SessionExpired):
+                    await renewed(handler, session_id)
+            for session_id in (*ends[5:], b"invented".ljust(16)):
+                with pytest.raises(NotReady):
+                    await renewed(handler, session_id)
+
+
 async def test_the_dead_are_forgotten_when_no_session_can_be_taken_over_any_more(
     started: LockServiceHandler,
 ) -> None:
