@@ -500,3 +500,4 @@ async def test_rows_that_are_loaded_in_bulk_are_found_by_indexes_once_the_load_h
         async with db.snapshot() as after:
             assert [row.key async for row in after.find(city)] == ["eve", "ann", "bob"]
         assert await db.check_index(city) == []
+        await db.drop_table(people)  # other tests export all tables of this cluster
