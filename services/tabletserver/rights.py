@@ -68,6 +68,8 @@ class RowRights:
         if caller.rights is None:
             return
         found = await self._of(table_id)
+        # Also without rows; and whoever has no right to the table does not learn its name.
+        caller.require_known(found.table, f"{table_id}")
         if found.is_index:
             if not caller.rights.may_read(found.table, b"", b""):
                 raise PermissionDenied(

@@ -137,6 +137,24 @@ async def test_without_the_right_to_read_nothing_is_read(stock: Machine, rights:
         assert denied(page)
 
 
+@pytest.mark.parametrize("rights", [OTHER, NOTHING])
+@pytest.mark.parametrize("rows", [(), (b"eu/1",)])
+async def test_nothing_is_told_of_the_table_of_a_tablet_without_a_right_to_it(
+    stock: Machine, rights: Rights, rows: Sequence[bytes]
+) -> None:
+    """Not even its name, its version and its epoch."""
+    told = "the token 'shop' has no right to table 3"
+    with token(rights):
+        assert denied(await read(stock, *rows)) == told
+        mutations = [pb.Mutation(row=row, column=COLUMN) for row in rows]
+        batch = pb.MutationBatch(target=target(1, epoch=2), mutations=mutations)
+        (answer,) = await stock.mutate(batch)
+        assert denied(answer) == told
+        error = from_detail((await commit(stock, *rows)).error)
+        assert isinstance(error, PermissionDenied)
+        assert error.message == told
+
+
 async def test_changes_are_looked_for_in_whole_tables(stock: Machine) -> None:
     request = pb.LookForChangesRequest(
         looks=[pb.ChangesLook(target=target(1), after=START, until=COMMIT)]
