@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import pytest
@@ -151,6 +151,31 @@ def entries_that_jobs_give_up_stay(patch: Patch) -> None:
     patch.setattr(Entries, "_delete", wrong)
 
 
+def unique_entries_of_jobs_are_locked_after_their_owners_are_asked(patch: Patch) -> None:
+    """Another transaction gives the value to a row in between."""
+    correct = Entries._take
+
+    @in_place_of(patch, Entries, "_take")
+    async def wrong(self: Entries, changes: indexes.Changes, tables: Set[int]) -> None:
+        found = await self._attempt.former(changes.claimed, self._deadline())
+        await correct(self, changes, tables)
+        for cell in changes.claimed:
+            self._contested.pop(cell, None)
+        self._contested |= changes.others(found)
+
+
+def entries_of_jobs_are_given_up_with_their_rows(patch: Patch) -> None:
+    """A row later in the scan cannot get the value, which the job has deleted."""
+    correct = Entries._take
+
+    @in_place_of(patch, Entries, "_take")
+    async def wrong(self: Entries, changes: indexes.Changes, tables: Set[int]) -> None:
+        await correct(self, changes, tables)
+        left = [cell for cell in changes.given_up if cell not in self._claimed]
+        if left:
+            await self._delete(left)
+
+
 INDEX_BUGS = (
     (a_commit_goes_on_under_another_schema, (), False),
     (other_columns_of_an_index_are_not_locked, (), True),
@@ -165,6 +190,8 @@ TASK_BUGS = (
     entries_of_jobs_are_added_under_unlocked_columns,
     owners_in_other_tasks_are_not_judged,
     entries_that_jobs_give_up_stay,
+    unique_entries_of_jobs_are_locked_after_their_owners_are_asked,
+    entries_of_jobs_are_given_up_with_their_rows,
 )
 """Of what the driver of a job adds. All of them are caught in seconds."""
 

@@ -128,10 +128,12 @@ class Entries:
                 raise violation(self._env, claim, other.row)
         for cell, rows in changes.given_up.items():
             self._given_up[cell].update(rows)
+        await self._take(changes, {index.table_id for index in indexes})
+
+    async def _take(self, changes: Changes, tables: Set[int]) -> None:
+        """Locks the entries in these tables, then asks to which rows the claimed ones belong."""
         entries = {
-            cell: write
-            for cell, write in changes.cells.cells.items()
-            if cell.table_id in {index.table_id for index in indexes}
+            cell: write for cell, write in changes.cells.cells.items() if cell.table_id in tables
         }
         await self._attempt.lock(entries, self._deadline())
         if changes.claimed:

@@ -286,7 +286,11 @@ class IndexedTasks(Indexed):
                     timeout=_JOB_SECONDS,
                 )
             receipts.append(rest)
-        await shared.commit(receipts)
+        try:
+            await shared.commit(receipts)
+        except WrittenTwice as error:  # tasks may write one cell, but the driver no entry
+            session.broken(f"the driver of a job has written an entry twice: {error}")
+            raise
         session.count(JOB_COMMITTED)
 
     async def _task(self, session: Session, ticket: Ticket, name: str) -> Receipt:
