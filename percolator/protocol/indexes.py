@@ -25,7 +25,8 @@ Rules, each with the failure that it prevents:
   not heard of the index, may replace its value and leave the entry there. So a build deletes
   entries of values that rows do not have.
 - Locks from before the index are waited out, and never pushed: a pushed transaction commits above
-  the snapshot from which the index is built.
+  the snapshot from which the index is built. Readers may push them meanwhile, above any timestamp,
+  so the scan for them has none.
 - What holds for readers stands in the table of entries, as a cell (`STATE`): they find it in their
   snapshot. From the schema of a client that has not heard of a change, it would be found too late.
 - A unique entry has no row key in its name, so two transactions that give two rows one value
@@ -54,7 +55,8 @@ for as long as it has all values, and the entry may be there for some time longe
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from typing import NamedTuple
 
 from percolator.codecs.indexes import ENTRY, IndexDefinition
@@ -71,8 +73,8 @@ from percolator.protocol.write_set import (
     WriteSet,
     other_indexes,
 )
-from percolator.routing.cells import FoundCell, RangeRequest, RowRequest
-from percolator.v1.tabletserver_pb2 import RowRead
+from percolator.routing.cells import FoundCell, RangeRequest
+from percolator.timestamps import NEWEST
 
 STATE_ROW = b"state"
 STATE = b"state"
@@ -385,23 +387,32 @@ async def until_unlocked(
     `ConflictError` if one stays for longer than the timeout.
     """
     now = await env.timestamp(env.now() + timeout_seconds)
-    request = RangeRequest(table_id, b"", b"", tuple(columns), now)
-    async for page in env.cells.scan(request, timeout_seconds):
-        began = env.now()
-        deadline = began + timeout_seconds
-        met = [MetLock.of(table_id, cell) for cell in page.locks]
-        backoff = env.backoff()
-        while met:
-            waited = env.now() - began if backoff.rounds else 0.0
-            await cleanup.resolve(met, deadline=deadline, known_now=now, waited_seconds=waited)
-            if not await backoff.pause(deadline):
-                raise locked(env, now, met[0])
-            reads = [
-                RowRequest(table_id, RowRead(row=row, columns=request.columns, timestamp=now))
-                for row in dict.fromkeys(one.address.row for one in met)
-            ]
-            answers = await env.cells.read(reads, deadline)
-            met = [MetLock.of(table_id, cell) for answer in answers for cell in answer.locks]
+    # Without a timestamp: a reader may push a lock above any, and it is still there.
+    request = RangeRequest(table_id, b"", b"", tuple(columns), NEWEST, counts=True)
+    async with aclosing(_locks_from_before(env, request, now, timeout_seconds)) as pages:
+        async for met in pages:
+            began = env.now()
+            deadline = began + timeout_seconds
+            backoff = env.backoff()
+            while met:
+                waited = env.now() - began if backoff.rounds else 0.0
+                await cleanup.resolve(met, deadline=deadline, known_now=now, waited_seconds=waited)
+                if not await backoff.pause(deadline):
+                    raise locked(env, now, met[0])
+                rows = [one.address.row for one in met]
+                part = request._replace(start=min(rows), end=max(rows) + b"\0")
+                again = _locks_from_before(env, part, now, timeout_seconds)
+                met = [one async for some in again for one in some]
+
+
+async def _locks_from_before(
+    env: Environment, request: RangeRequest, now: int, timeout_seconds: float
+) -> AsyncGenerator[list[MetLock], None]:
+    """The locks of transactions that have begun until `now`, a page at a time."""
+    async with aclosing(env.cells.scan(request, timeout_seconds)) as pages:
+        async for page in pages:
+            met = [MetLock.of(request.table_id, cell) for cell in page.locks]
+            yield [one for one in met if one.lock.start_timestamp <= now]
 
 
 def written_rows(cells: WriteSet, table_id: int, index: IndexDefinition) -> list[bytes]:

@@ -15,12 +15,18 @@ from percolator.aio import Database, Transaction, find
 from percolator.aio.connecting import connect_to
 from percolator.aio.index_build import IndexBuild
 from percolator.aio.transaction import Outcome
+from percolator.errors import CellAddress
+from percolator.protocol.cleanup import push_step
 from percolator.protocol.commit import Commit
+from percolator.protocol.conflicts import MetLock
 from percolator.protocol.indexes import BUILDING, READY
 from percolator.protocol.read import FoundRow
+from percolator.routing.cells import APPLIED, RowRequest
 from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.testing.in_process_network import InProcessNetwork
+from percolator.timestamps import NEWEST
 from percolator.v1 import master_pb2
+from percolator.v1.tabletserver_pb2 import RowRead
 from percolator.world import World
 from tests.simulation.planted_index_bugs import (
     a_commit_goes_on_under_another_schema,
@@ -266,6 +272,44 @@ async def test_a_build_waits_for_locks_that_were_set_without_entries(
     await committing
     await building
     assert (await other.check_index(indexed) != []) == is_planted
+
+
+async def test_a_build_waits_for_a_lock_from_before_the_index_although_a_reader_pushes_it(
+    db: Database, other: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a reader does that meets more locks than it can name. The build took it for gone."""
+    await db.create_table(later)
+    locked, going_on = asyncio.Event(), asyncio.Event()
+    correct = Commit.take_commit_timestamp
+
+    async def wait(self: Commit, deadline: float) -> None:
+        if not locked.is_set():
+            locked.set()
+            await going_on.wait()
+        await correct(self, deadline)
+
+    monkeypatch.setattr(Commit, "take_commit_timestamp", wait)
+    tx = db.transaction()
+    await write(tx, plain)
+    committing = asyncio.ensure_future(tx.commit())
+    await locked.wait()
+    engine = other.internal.engine
+    building = asyncio.ensure_future(other.create_index(indexed))
+    await engine.world.clock.sleep(0.5)
+    table_id = (await engine.catalog.table("later", engine.now() + 10)).table_id
+    cell = CellAddress(table_id, b"ann", plain.name)
+    read = RowRead(row=cell.row, columns=[cell.column], timestamp=NEWEST)
+    (answer,) = await engine.env.cells.read([RowRequest(table_id, read)], engine.now() + 10)
+    (met,) = [MetLock.of(table_id, lock) for lock in answer.locks]
+    above = await other.timestamp() + 1
+    (pushed,) = await engine.env.cells.mutate([push_step(cell, met.lock, above)], engine.now() + 10)
+    assert pushed is APPLIED
+    await engine.world.clock.sleep(1.0)
+    assert not building.done()
+    going_on.set()
+    await committing
+    await building
+    assert await other.check_index(indexed) == []
 
 
 @ON_BOTH
