@@ -538,7 +538,12 @@ class SharedTransaction(Awaits):
     async def _tell_tablets(self, commit_ts: int) -> None:
         """Makes the tablets roll forward what the participants have locked."""
         env = self._engine.env
-        commits = {participant.start: commit_ts for participant in self._named}
+        commits = {
+            participant.start: commit_ts
+            for participant in self._named
+            # If another driver has committed the tasks, it was without the entries of this one.
+            if not participant.is_of_driver or env.verdicts.get(participant.start) == commit_ts
+        }
         deadline = env.now() + env.limits.background_seconds
         for table_id in sorted(self._tables):
             with suppress(SchemaError):  # it was dropped, and the others were not

@@ -13,7 +13,9 @@ one of the participants, proves that they are not committed.
 
 That the transaction is closed as committed says only that some driver has committed it: its ticket
 may be in the hands of two, and the first of them has committed the participants that it had chosen.
-This one has succeeded if each of the participants that it has named is committed.
+This one has succeeded if each of the participants that it has named is committed. Those of the
+entries that it has added itself do not matter: the other one has added its own for these tasks. But
+then they are rolled back, and neither this client nor tablets may take them for committed.
 
 Where the store asks for it (protocol/announcing.py says why), the driver knows from the receipts to
 which observers each table's cells were announced. An observer that was registered since, which the
@@ -98,8 +100,6 @@ class SharedCommit:
                 raise self.unknown(problem) from problem
             raise
         self.sent = Sent.NOTHING
-        for participant in self._participants:
-            self._env.verdicts.put(participant.start, commit_ts)
         return commit_ts
 
     def unknown(self, problem: PercolatorError) -> OutcomeUnknown:
@@ -131,6 +131,8 @@ class SharedCommit:
                     raise
                 continue
             if all(answer is APPLIED for answer in answers):
+                for participant in self._participants:
+                    self._env.verdicts.put(participant.start, commit_ts)
                 return commit_ts
             self.sent = sent_before.after_answer()
             committed = self._committed_before(answers)
@@ -286,17 +288,19 @@ async def roll_back_all(
 async def require_committed(
     env: Environment, job: Job, named: Sequence[ParticipantKey], commit_ts: int, deadline: float
 ) -> None:
-    """Returns if all these participants of a transaction that was committed are committed with it.
-    Rolls back the others, which never can be, and raises `OtherDriverCommitted`."""
+    """Returns if all that these participants of a transaction that was committed have locked for
+    tasks is committed with it. Rolls back what is not, which never can be, and raises
+    `OtherDriverCommitted`."""
     primaries = [(job.primary_of(one), one.start) for one in named]
     commits = await roll_back(env, primaries, deadline)
     without = [
         str(ParticipantName.decode(one.column))
         for one, own in zip(named, commits, strict=True)
-        if not own
+        if not own and not one.is_of_driver
     ]
     if without:
-        raise OtherDriverCommitted(commit_ts, without, of=len(named))
+        of = sum(not one.is_of_driver for one in named)
+        raise OtherDriverCommitted(commit_ts, without, of=of)
 
 
 async def roll_back_left(env: Environment, job: Job, deadline: float) -> None:

@@ -57,6 +57,7 @@ _log = logging.getLogger(__name__)
 
 TASK_BYTES_MAX = 128
 GENERATION_MAX = 2**31
+"""The generation of what a driver adds, above those of all tasks."""
 
 CLOSED = b"closed"
 """The column of the transaction's row that says how it ended. It names no participant."""
@@ -141,6 +142,11 @@ class ParticipantKey(NamedTuple):
 
     start: int
     column: bytes
+
+    @property
+    def is_of_driver(self) -> bool:
+        """True if it has locked what a driver adds to the writes of the tasks."""
+        return ParticipantName.decode(self.column).generation == GENERATION_MAX
 
 
 def check_task(task: object, generation: object) -> None:

@@ -283,3 +283,49 @@ async def test_an_entry_that_comes_to_another_row_meanwhile_is_not_deleted(
     await db.create_index(unique)
     assert await pairs(db, unique) == [(1, "bob"), (3, "ann")]
     assert await db.check_index(unique) == []
+
+
+@pytest.mark.parametrize("value", [1, 2], ids=["no entry changes", "entries change"])
+async def test_a_driver_has_committed_if_another_one_did_with_entries_of_its_own(
+    db: Database, shared: SharedTransaction, monkeypatch: pytest.MonkeyPatch, value: int
+) -> None:
+    """It missed its own entries, which had been replaced."""
+    await db.create_index(unique)
+    await set_value(db, "ann", 1)
+    receipt = await receipt_of(db, shared.ticket, "1", ann=value)
+    two = db.internal.shared_transaction(None, None, 30.0, shared.ticket)
+    await two.begin()
+    correct = two._add_entries
+    commits: list[object] = []
+
+    async def before_the_other_commits(timeout: float | None) -> object:
+        indexes = await correct(timeout)
+        commits.append(await shared.commit([receipt]))
+        return indexes
+
+    monkeypatch.setattr(two, "_add_entries", before_the_other_commits)
+    assert [await two.commit([receipt])] == commits
+    assert await two.abort() == commits[0]
+    await two.told(10.0)
+    assert await pairs(db, unique) == [(value, "ann")]
+    assert await db.check_index(unique) == []
+
+
+async def test_of_two_drivers_that_add_entries_the_later_one_replaces_the_earlier(
+    db: Database, shared: SharedTransaction
+) -> None:
+    """It has died before its commit, or counts as if it had."""
+    await db.create_index(unique)
+    await db.create_index(several)
+    await set_row(db, "ann", 1, "x")
+    receipt = await receipt_of(db, shared.ticket, "1", ann=2, bob=1)
+    first = db.internal.shared_transaction(None, None, 30.0, shared.ticket)
+    await first.begin()
+    first._named, first._tables = receipt.parts, frozenset(receipt.tables)
+    first._unkept = receipt.left
+    await first._add_entries(None)
+    dies(first)
+    assert await shared.commit([receipt])
+    assert await pairs(db, unique) == [(1, "bob"), (2, "ann")]
+    assert await pairs(db, several) == [(2, "ann")]
+    assert await db.check_index(unique) == await db.check_index(several) == []
