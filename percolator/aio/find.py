@@ -188,7 +188,11 @@ async def found_matches(
                     if lookup.has_written_more():
                         place = before[-len(listed) - 1]
                         own, written = await lookup.own_entries(place)
-                        rest = page and [one for one in page if lookup.is_behind(place, one[0])]
+                        rest = page and [
+                            (entry, cells)
+                            for entry, cells in page
+                            if lookup.is_behind(place, (entry, cells[ENTRY].value or b""))
+                        ]
                         listed = _merged(own, rest, written, reverse=wanted.reverse)
                 page = None if page is None else await anext(scan, None)
             return
@@ -418,12 +422,13 @@ class _Lookup:
             )
             for row, stored in zip(some, cells, strict=True):
                 self._take(found, row, _values(stored))
-        found = [one for one in found if last is None or self.is_behind(last, one[0])]
+        found = [one for one in found if last is None or self.is_behind(last, one)]
         return deque(sorted(found, reverse=self._reverse)), frozenset(written)
 
-    def is_behind(self, last: Entry, entry: bytes) -> bool:
-        """True if the look-up comes to the entry after the last one."""
-        return entry < last[0] if self._reverse else entry > last[0]
+    def is_behind(self, last: Entry, one: Entry) -> bool:
+        """True if the look-up comes to this one after the last one. Until its commit, a transaction
+        may have given one unique entry to several rows."""
+        return one < last if self._reverse else one > last
 
     def has_written_more(self) -> bool:
         """True if the transaction has written columns of the index since its entries were last

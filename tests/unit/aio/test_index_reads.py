@@ -8,12 +8,14 @@ import pytest
 
 from percolator import Index, Limits, Table, TransactionTooLarge, codecs
 from percolator.aio import Database, Transaction
+from percolator.aio import find as looking_up
 from percolator.aio.transaction import Outcome
 from tests.unit.connected import Cluster, put
 
 people = Table("people")
 city = people.column("city", codecs.text, indexed=True)
 name = people.column("name", codecs.text)
+email = people.column("email", codecs.text, unique=True)
 
 houses = Table("houses")
 town = houses.column("town", codecs.text)
@@ -88,6 +90,27 @@ async def test_a_row_that_gets_its_place_during_a_look_up_is_found_there_once(
     assert len(found) == len(set(found)) == MANY + 1
     assert found[-1] == "new"
     assert abs(found.index(ahead) - found.index("row0297" if not reverse else "row0002")) == 1
+    tx.rollback()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_rows_that_have_one_unique_value_until_the_commit_are_all_found(
+    db: Database, monkeypatch: pytest.MonkeyPatch, reverse: bool
+) -> None:
+    """Those after a row at which the transaction wrote more were left out."""
+    monkeypatch.setattr(looking_up, "ROWS_AT_ONCE", 1)
+    await db.create_table(people)
+    await put(db, email, bob="x")
+    tx = db.transaction()
+    tx.set("ann", email, "x")
+    tx.set("joe", email, "x")
+    found = []
+    async for row in tx.find(email, reverse=reverse):
+        found.append(row.key)
+        tx.set(f"other {len(found)}", email, "")
+    assert [one for one in found if " " not in one] == sorted(
+        ["ann", "bob", "joe"], reverse=reverse
+    )
     tx.rollback()
 
 
