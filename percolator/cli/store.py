@@ -1,4 +1,5 @@
-"""`percolator store`: prepares an instance of Bigtable for a cluster, and checks what it can do.
+"""`percolator store`: prepares an instance of Bigtable for a cluster, and checks what it can do, or
+whether a bucket keeps the promises that a cluster would rely on.
 
 No cluster is needed: these commands speak to the store itself.
 """
@@ -18,11 +19,15 @@ from percolator.bigtable import admin
 from percolator.bigtable.admin import require_table
 from percolator.bigtable.connection import Connection
 from percolator.bigtable.place import parse_place
+from percolator.bucket.bucket import Bucket
+from percolator.bucket.place import is_bucket, parse_bucket
+from percolator.bucket.port import Attempts
+from percolator.bucket.probe import Probe
 from percolator.cli.connection import connection, errors_console, fail
-from percolator.errors import PercolatorError
+from percolator.errors import InvalidArgument, PercolatorError, UsageError
 from percolator.rowstore.conformance import Conformance, Measured, measured, verdict
 from percolator.rowstore.port import TIME_UNIT
-from percolator.world import MachineClock
+from percolator.world import MachineClock, machine_random
 
 T = TypeVar("T")
 
@@ -35,15 +40,22 @@ _LATEST_TIME_OF_EMULATORS = 250_000_000_000_000_000
 """Before the year 9999."""
 _BROKEN = 3
 """The exit code if the store does not keep a promise."""
+_MEASURING = ("seconds", "in_flight", "nodes", "transfers", "price")
+"""Options of `store check` that mean nothing for a bucket."""
+_NOT_YET = "a cluster cannot keep its data in a bucket yet: this was only a check"
 
 app = typer.Typer(
-    no_args_is_help=True, help="Prepare and check Bigtable as the store of a cluster."
+    no_args_is_help=True, help="Prepare Bigtable as the store of a cluster; check it, or a bucket."
 )
 
-Store = Annotated[
+_BIGTABLE_HELP = (
+    "bigtable://PROJECT/INSTANCE?profile=NAME; BIGTABLE_EMULATOR_HOST names an emulator."
+)
+Store = Annotated[str, typer.Argument(help=_BIGTABLE_HELP, show_default=False)]
+StoreOrBucket = Annotated[
     str,
     typer.Argument(
-        help="bigtable://PROJECT/INSTANCE?profile=NAME; BIGTABLE_EMULATOR_HOST names an emulator.",
+        help=f"{_BIGTABLE_HELP} Or s3://BUCKET/PREFIX?endpoint=http://HOST:PORT&region=NAME.",
         show_default=False,
     ),
 ]
@@ -57,6 +69,13 @@ def init(context: typer.Context, store: Store) -> None:
     is missing, or the store did not answer; 2 the address is wrong.
     """
     seconds = connection(context).timeout_seconds
+    if is_bucket(store):
+        parse_bucket(store)
+        raise InvalidArgument(
+            "store",
+            f"nothing is to be prepared in a bucket, and {_NOT_YET.partition(':')[0]}: "
+            f"`percolator store check` says whether it will do; found {store!r}",
+        )
 
     async def work(to: Connection) -> dict[str, object]:
         cluster = ""
@@ -85,7 +104,7 @@ def init(context: typer.Context, store: Store) -> None:
 @app.command("check")
 def check(
     context: typer.Context,
-    store: Store,
+    store: StoreOrBucket,
     seconds: Annotated[
         float, typer.Option(help="Seconds to measure; 0: only test the promises.", min=0, max=3600)
     ] = 5.0,
@@ -103,11 +122,15 @@ def check(
 ) -> None:
     """Test whether the store keeps the promises that transactions rely on, and measure it.
 
-    Works in a table of its own, which is empty afterwards. Its calls are billed like any others.
+    Works in a table of its own, which is empty afterwards; in a bucket, below a new name, which it
+    deletes. Its calls are billed like any others. For a bucket, no option applies.
     Exit codes: 0 all promises are kept; 1 the store refused or did not answer; 2 the command was
     wrong; 3 a promise is not kept: do not start a cluster there.
     """
     timeout = connection(context).timeout_seconds
+    if is_bucket(store):
+        _check_bucket(context, store, timeout)
+        return
 
     async def work(to: Connection) -> tuple[dict[str, str], Measured | None, float]:
         run = b"check-%s-" % os.urandom(8).hex().encode()
@@ -144,6 +167,70 @@ def check(
     connection(context).show(shown, Text("\n".join(lines)))
     if broken:
         raise typer.Exit(_BROKEN)
+
+
+def _check_bucket(context: typer.Context, store: str, timeout: float) -> None:
+    place = parse_bucket(store)
+    for name in _MEASURING:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            raise InvalidArgument(
+                f"--{name.replace('_', '-')}", "measures Bigtable, and means nothing for a bucket"
+            )
+    try:
+        from percolator.bucket.s3 import s3_attempts  # it takes a while to load
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "obstore":
+            raise
+        raise UsageError("buckets need obstore: pip install 'percolator-store[bucket]'") from None
+    attempt_seconds = min(_ATTEMPT_SECONDS, timeout)
+
+    async def work() -> tuple[dict[str, str], dict[str, float], int]:
+        attempts = s3_attempts(place, attempt_seconds=attempt_seconds)
+        return await _probed(attempts, attempt_seconds, timeout)
+
+    broken, seconds, doubtful = asyncio.run(work())
+    shown: dict[str, object] = {
+        "store": store,
+        "not_kept": broken,
+        "median_milliseconds": {verb: took * 1000 for verb, took in seconds.items()},
+        "attempts_without_an_answer": doubtful,
+        "usable_by_clusters": False,
+    }
+    kept = f"{len(broken)} promises are not kept" if broken else "all promises are kept"
+    lines = [f"{kept} by {place}"]
+    if seconds:
+        took = (f"{verb} {found * 1000:.1f} ms" for verb, found in seconds.items())
+        lines.append(f"medians of a few calls with 4 KiB: {', '.join(took)}")
+    if doubtful:
+        lines.append(f"{doubtful} attempts had no answer that says anything, and were repeated")
+    connection(context).show(shown, Text("\n".join([*lines, _NOT_YET])))
+    if broken:
+        raise typer.Exit(_BROKEN)
+
+
+_ATTEMPT_SECONDS = 5.0
+"""Silence of a bucket after which the same is sent again."""
+
+
+async def _probed(
+    attempts: Attempts, attempt_seconds: float, timeout: float
+) -> tuple[dict[str, str], dict[str, float], int]:
+    """The promises that are not kept, and why; medians of seconds; attempts without an answer."""
+    clock, random = MachineClock(), machine_random()
+    bucket = Bucket(attempts, clock, random, attempt_seconds=attempt_seconds, seconds=timeout)
+    folder = f"check-{os.urandom(8).hex()}"
+    probe = Probe(bucket, clock, folder)
+    broken: dict[str, str] = {}
+    try:
+        async for promise, why in probe.verdicts():
+            _tell(f"not kept: {promise}: {why}" if why else f"kept: {promise}")
+            if why:
+                broken[promise] = f"{attempts.name}: {why}"
+    finally:
+        if not await probe.clean_up():
+            _tell(f"could not delete everything: objects may be left below {folder}/")
+    return broken, probe.median_seconds(), bucket.doubtful
 
 
 async def _tried(to: Connection, run: bytes, timeout: float) -> dict[str, str]:

@@ -38,6 +38,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from percolator.bigtable.place import SCHEME, Place, parse_place
+from percolator.bucket.place import refuse_bucket
 from percolator.errors import InvalidArgument
 from percolator.wire.addresses import HostPort, parse_host_port
 from percolator.wire.tls import Tls
@@ -318,11 +319,12 @@ class StoreSettings(ServiceSettings):
     @field_validator("store")
     @classmethod
     def _is_a_place(cls, store: str) -> str:
-        if store.startswith(SCHEME):
-            try:
+        try:
+            refuse_bucket(store, "store")
+            if store.startswith(SCHEME):
                 parse_place(store)
-            except InvalidArgument as error:
-                raise ValueError(error.reason) from None
+        except InvalidArgument as error:
+            raise ValueError(error.reason) from None
         return store
 
     @property

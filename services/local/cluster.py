@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from percolator.bigtable.place import parse_place
+from percolator.bucket.place import refuse_bucket
 from percolator.errors import InvalidArgument
 from percolator.services.local import directory
 from percolator.services.local.link import Link
@@ -299,6 +300,7 @@ class LocalCluster:
 def _require_row_store(store: str) -> None:
     """A directory would be one without tablet servers, where nothing ever works."""
     try:
+        refuse_bucket(store, "--store")
         parse_place(store, field="--store")
     except InvalidArgument as error:
         raise LocalClusterError(error.message) from None

@@ -25,6 +25,7 @@ HERE = Path(__file__).parent
 MAY_NEED = {
     "percolator.spark": {"pyspark", "pyarrow"},
     "percolator.backup": {"pyarrow"},
+    "percolator.bucket.s3": {"obstore"},
     "percolator.services": {*NEEDED, "cryptography"},
     "percolator.testing.pytest_plugin": {"pytest"},
 }

@@ -90,6 +90,7 @@ def test_no_except_star_raises() -> None:
 
 
 LOGIC = (
+    "percolator/bucket",
     "percolator/protocol",
     "percolator/tablet",
     "percolator/wire",

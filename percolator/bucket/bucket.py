@@ -1,0 +1,189 @@
+"""A bucket whose calls have outcomes: attempts are repeated until the store shows what happened.
+
+All rules are in `percolator/bucket/port.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from copy import copy
+from typing import NamedTuple, TypeVar
+
+from percolator.bucket.port import (
+    LISTED_MAX,
+    Attempts,
+    Doubtful,
+    Head,
+    Refused,
+    Stored,
+    require_key,
+)
+from percolator.errors import InvalidArgument, PercolatorError, Retry, StoreFault, StoreUnusable
+from percolator.errors import Unavailable as NoAnswer
+from percolator.wire.backoff import Backoff
+from percolator.world import Clock, Random
+
+T = TypeVar("T")
+
+_PAUSE_SECONDS_MIN = 0.05
+_PAUSE_SECONDS_MAX = 1.0
+
+
+class Written(NamedTuple):
+    """The outcome of a creation or of a change."""
+
+    is_own: bool
+    """True if what was to be written is there, by this call."""
+    found: Stored | None
+    """What is there. After a change, None if the object is gone.
+
+    If a change finds what others wrote, its own bytes may have been there before: another writer
+    may have replaced them. Whoever has to know keeps a trace of each writer in the object."""
+
+
+class Bucket:
+    """The objects of a store. Calls raise `Unavailable` if their outcome is not known in time."""
+
+    def __init__(
+        self,
+        attempts: Attempts,
+        clock: Clock,
+        random: Random,
+        *,
+        attempt_seconds: float,
+        seconds: float,
+    ) -> None:
+        """An attempt without an answer is given up after `attempt_seconds`, a call after
+        `seconds`."""
+        self._attempts = attempts
+        self._clock = clock
+        self._random = random
+        self._attempt_seconds = attempt_seconds
+        self._seconds = seconds
+        self.doubtful = 0
+        """How many attempts had no answer that says anything."""
+
+    @property
+    def name(self) -> str:
+        """The store for messages."""
+        return self._attempts.name
+
+    async def create(self, key: str, data: bytes) -> Written:
+        """Stores an object if the key has none, and never had one. `data` is unique."""
+        return await self._write(key, data, lambda: self._attempts.create(key, data), None)
+
+    async def replace(self, key: str, data: bytes, tag: str) -> Written:
+        """Stores an object in place of the one with this tag. `data` is unique."""
+        if not tag:
+            raise InvalidArgument("tag", "must not be empty")
+        return await self._write(key, data, lambda: self._attempts.replace(key, data, tag), tag)
+
+    async def read(self, key: str) -> Stored | None:
+        """The object; None if the key has none."""
+        require_key(key)
+        return await self._answer("read", key, lambda: self._attempts.read(key), self._deadline())
+
+    async def head(self, key: str) -> Head | None:
+        """The object's tag and size; None if the key has none."""
+        require_key(key)
+        return await self._answer("head", key, lambda: self._attempts.head(key), self._deadline())
+
+    async def list(self, folder: str, *, after: str = "", limit: int = LISTED_MAX) -> list[str]:
+        """The first keys, in order, that begin with `folder` and a slash. They may lag behind."""
+        require_key(folder, "folder")
+        if not 1 <= limit <= LISTED_MAX:
+            raise InvalidArgument("limit", f"expected 1 to {LISTED_MAX}, found {limit}")
+        return await self._answer(
+            "list", folder, lambda: self._attempts.list(folder, after, limit), self._deadline()
+        )
+
+    async def delete(self, key: str) -> None:
+        """Deletes the object if there is one. No creation of it may be on its way, or follow."""
+        require_key(key)
+        await self._answer("delete", key, lambda: self._attempts.delete(key), self._deadline())
+
+    # ------------------------------------------------------------------ attempts
+
+    async def _write(
+        self, key: str, data: bytes, attempt: Callable[[], Awaitable[str]], tag: str | None
+    ) -> Written:
+        """`tag` is that of the object to be replaced; None if there must be none."""
+        require_key(key)
+        verb = "create" if tag is None else "replace"
+        deadline, pauses = self._deadline(), self._pauses()
+        was_doubtful = False
+        while True:
+            try:
+                return Written(True, Stored(data, await self._tried(attempt)))
+            except (Refused, Doubtful) as error:
+                last = error
+            except PercolatorError as error:
+                raise _perhaps_done(error, was_doubtful, verb, key) from error
+            was_doubtful = was_doubtful or isinstance(last, Doubtful)
+            try:
+                found = await self._answer("read", key, lambda: self._attempts.read(key), deadline)
+            except PercolatorError as error:
+                # What was refused may be one's own object, too: an earlier attempt, which a
+                # proxy has repeated.
+                raise _perhaps_done(error, True, verb, key) from error
+            if found is None:
+                if tag is not None:
+                    return Written(False, None)
+            elif found.data == data:
+                return Written(True, found)
+            elif found.tag != tag:
+                return Written(False, found)
+            # Nothing has changed: the attempt did not arrive, or has not yet. Sent again, it
+            # applies once at most, since the condition holds only once.
+            if not await pauses.pause(deadline):
+                raise self._given_up(verb, key, last, pauses.rounds, was_doubtful)
+
+    async def _answer(
+        self, verb: str, key: str, attempt: Callable[[], Awaitable[T]], deadline: float
+    ) -> T:
+        """The answer of an attempt that may be repeated as often as one likes."""
+        pauses = self._pauses()
+        while True:
+            try:
+                return await self._tried(attempt)
+            except (Refused, Doubtful) as error:
+                if not await pauses.pause(deadline):
+                    raise self._given_up(verb, key, error, pauses.rounds, True) from error
+
+    async def _tried(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        try:
+            async with asyncio.timeout(self._attempt_seconds):
+                return await attempt()
+        except TimeoutError:
+            self.doubtful += 1
+            raise Doubtful(f"no answer in {self._attempt_seconds:g} s") from None
+        except Doubtful:
+            self.doubtful += 1
+            raise
+
+    def _given_up(
+        self, verb: str, key: str, last: Exception, rounds: int, was_doubtful: bool
+    ) -> PercolatorError:
+        tried = f"{rounds + 1} attempts in {self._seconds:g} s to {verb} {key!r}"
+        if isinstance(last, Refused) and not was_doubtful:
+            return StoreUnusable(
+                f"{self.name} refused {tried}, although the condition holds: {last}",
+                fault=StoreFault.INPUT_OUTPUT,
+            )
+        return NoAnswer(f"{self.name} gave no answer to {tried}; the last: {last}")
+
+    def _deadline(self) -> float:
+        return self._clock.monotonic_seconds() + self._seconds
+
+    def _pauses(self) -> Backoff:
+        return Backoff(self._clock, self._random, _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX)
+
+
+def _perhaps_done(
+    error: PercolatorError, was_doubtful: bool, verb: str, key: str
+) -> PercolatorError:
+    """The error of one attempt says nothing about those before it."""
+    if not was_doubtful or error.retry is Retry.UNKNOWN:
+        return copy(error)
+    return NoAnswer(f"whether an attempt to {verb} {key!r} has succeeded is unknown: {error}")
