@@ -18,6 +18,11 @@ Rules, each with the failure that it prevents:
   older lock was resolved before that, and no older transaction commits after it. If such a lock
   turns up nevertheless, in a table created since, it is rolled back without its primary, and no
   verdict is recorded.
+- A lock whose primary is locked by its transaction for yet another primary is an error for whoever
+  meets it: one transaction with two deciding cells would be committed and rolled back. A program
+  that sends its own steps can leave such locks, which must not hold up collection for ever. Once
+  its transaction can no longer commit, such a lock is rolled back, and no verdict is recorded: the
+  cell that it names has decided nothing, and never will.
 - If a table is gone for good, no primary in it has committed anything that is still locked. Only
   the leading master can say so: another master may not know a table because it is new. A lock that
   is still there is rolled back, but no verdict is recorded: the transaction may have committed, and
@@ -118,8 +123,11 @@ class Cleanup:
             for start in passable:
                 del unknown[start]
         lost: set[int] = set()
+        strays: set[tuple[int, CellAddress]] = set()
         if unknown:
-            undecided, lost = await self._ask_primaries(list(unknown.values()), deadline)
+            undecided, lost = await self._ask_primaries(
+                list(unknown.values()), deadline, ended_below, strays
+            )
             undecided, collected = await self._roll_back_dead(
                 undecided, deadline, known_now, waited_seconds, ended_below
             )
@@ -156,10 +164,14 @@ class Cleanup:
             to_resolve += await self._rolling.leave_behind(readable)
         if to_resolve:
             await self._rolling.roll(to_resolve, deadline)
-        if lost:
-            await self._roll_back_lost(
-                [one for one in met if one.lock.start_timestamp in lost], deadline
-            )
+        if lost or strays:
+            left = [
+                one
+                for one in met
+                if one.lock.start_timestamp in lost
+                or (one.lock.start_timestamp, one.lock.primary) in strays
+            ]
+            await self._roll_back_lost(left, deadline)
         return passable
 
     async def _resolved_by(
@@ -207,10 +219,15 @@ class Cleanup:
         return self._rolling.read(met, read_at)
 
     async def _ask_primaries(
-        self, unknown: Sequence[MetLock], deadline: float
+        self,
+        unknown: Sequence[MetLock],
+        deadline: float,
+        ended_below: int,
+        strays: set[tuple[int, CellAddress]],
     ) -> tuple[list[_Undecided], set[int]]:
         """Returns the transactions without a verdict, and the start timestamps of others whose
-        primary's table is gone for good."""
+        primary's table is gone for good. Adds to `strays` the transactions that began below
+        `ended_below`, with a cell that some locks name as primary and that decides nothing."""
         gone: set[int] = set()
         undecided = [_Undecided(met, met.lock) for met in unknown if met.on_primary]
         asked = [met for met in unknown if not met.on_primary]
@@ -235,6 +252,9 @@ class Cleanup:
             elif not learn_outcome(self._env, start, answer):
                 lock = LockRecord.decode(answer.offender.value)
                 if lock.primary != met.lock.primary:
+                    if start < ended_below:
+                        strays.add((start, met.lock.primary))
+                        continue
                     # One transaction with two deciding cells would be committed and rolled back.
                     raise InvariantViolation(
                         f"transaction {start} has two primaries: {lock.primary} and "

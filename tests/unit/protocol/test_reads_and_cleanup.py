@@ -26,10 +26,11 @@ from percolator.errors import (
     SchemaError,
     SnapshotTooOld,
 )
-from percolator.formats.records import KIND_LOCK_ONLY
+from percolator.formats.records import KIND_LOCK_ONLY, LockRecord, RecordKind
 from percolator.limits import Limits
 from percolator.protocol import steps
 from percolator.protocol.commit import Commit
+from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import ROLLED_BACK, Statistics, Verdicts
 from percolator.protocol.read import (
     PASSING_MAX,
@@ -642,6 +643,51 @@ async def test_a_lock_in_a_table_that_is_younger_than_the_last_collection_is_set
     assert here.store.lock_of(C) is None
     assert not here.store.cells.get(A)
     assert reader.env.verdicts.get(start) is None, "for all we know, it committed long ago"
+
+
+async def contradictory(here: World, *locks: tuple[CellAddress, CellAddress]) -> int:
+    """Leaves locks of one transaction, each with the primary that it names; returns its start."""
+    start = await here.client(PATIENT).start_timestamp()
+    for (table_id, row, column), primary in locks:
+        lock = LockRecord(start, 0, 0, RecordKind.PUT, b"", primary, b"forged").encode()
+        step = CellMutation(table_id, steps.prewrite(row, column, start, lock, None))
+        assert here.store.apply(step) is APPLIED
+    return start
+
+
+async def collected(here: World, start: int, *cells: CellAddress) -> None:
+    """Resolves what is left of a transaction that can no longer commit, as collection does."""
+    client = here.client(PATIENT)
+    for _ in cells:
+        left = [(cell, here.store.lock_of(cell)) for cell in cells]
+        await client.cleanup.resolve(
+            [MetLock(cell, lock) for cell, lock in left if lock is not None],
+            deadline=client.deadline(),
+            known_now=await client.start_timestamp(),
+            waited_seconds=0.0,
+            ended_below=start + 1,
+        )
+    assert [here.store.lock_of(cell) for cell in cells] == [None] * len(cells)
+
+
+async def test_locks_that_name_each_other_as_primary_hold_up_no_collection(
+    here: World, reader: Client
+) -> None:
+    start = await contradictory(here, (A, B), (B, A), (C, A))
+    with pytest.raises(InvariantViolation, match="two primaries"):
+        await reader.read(A, await reader.start_timestamp())
+    await collected(here, start, A, B, C)
+    assert not [commit for cell in (A, B, C) for commit in here.store.commits(cell)]
+
+
+async def test_a_lock_whose_primary_decides_nothing_takes_no_commit_with_it(here: World) -> None:
+    start = await left_behind(here, A, B, committed=True)
+    lock = LockRecord(start, 0, 0, RecordKind.PUT, b"", B, b"forged").encode()
+    step = CellMutation(C.table_id, steps.prewrite(C.row, C.column, start, lock, None))
+    assert here.store.apply(step) is APPLIED
+    await collected(here, start, B, C)
+    assert [record.value for _, record in here.store.commits(B)] == [b"pending"]
+    assert not here.store.commits(C)
 
 
 async def test_a_lock_below_the_safe_point_is_rolled_forward_by_whoever_knows_its_commit(
