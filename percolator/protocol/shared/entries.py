@@ -41,10 +41,11 @@ from percolator.protocol.environment import Environment
 from percolator.protocol.indexes import Changes, Owner, expired, violation
 from percolator.protocol.shared.attempt import Attempt
 from percolator.protocol.write_set import Write, WriteSet
-from percolator.routing.cells import RangeRequest
+from percolator.routing.cells import FoundCell, RangeRequest
 from percolator.timestamps import NEWEST
 
 _LOCKED: Write = (KIND_LOCK_ONLY, b"")
+_NOTHING = FoundCell(0, None)
 _AT_ONCE = 1_000
 """Entries that are settled together."""
 
@@ -121,6 +122,7 @@ class Entries:
         stored = await self._attempt.former(cells, self._deadline(), passing)
         changes = Changes(self._env, self._writes(table_id, written), self._row_bytes_max)
         for row, index in affected:
+            self._require_known(index, table_id, row, written[row], changes, stored)
             changes.change(index, table_id, row, stored)
         for cell, claim in changes.claimed.items():
             other = self._claimed.setdefault(cell, claim)
@@ -141,21 +143,40 @@ class Entries:
             self._contested |= changes.others(found)
 
     def _writes(self, table_id: int, written: Mapping[bytes, Locks]) -> WriteSet:
-        """The writes that the locks stand for."""
+        """The writes that the locks stand for. Values that are stored apart count as deleted, which
+        leaves a row without an entry."""
         writes = WriteSet(self._env.limits)
         for row, locks in written.items():
             for column, lock in locks.items():
                 cell = CellAddress(table_id, row, column)
                 if lock.kind == KIND_PUT:
                     writes.put(cell, lock.value)
-                elif lock.kind == KIND_DELETE:
+                elif lock.kind in (KIND_DELETE, KIND_PUT_IN_DATA):
                     writes.delete(cell)
-                elif lock.kind == KIND_PUT_IN_DATA:
-                    raise SchemaError(
-                        f"{self._env.described(cell)}: the value is too long for an index, or was "
-                        "written before there was one"
-                    )
         return writes
+
+    def _require_known(
+        self,
+        index: IndexDefinition,
+        table_id: int,
+        row: bytes,
+        locks: Locks,
+        changes: Changes,
+        stored: Mapping[CellAddress, FoundCell],
+    ) -> None:
+        """Raises `SchemaError` if the row needs an entry with a value that is stored apart."""
+        apart: CellAddress | None = None
+        for column in index.names:
+            cell = CellAddress(table_id, row, column)
+            if column in locks and locks[column].kind == KIND_PUT_IN_DATA:
+                apart = cell
+            elif (changes.cells.own_value(cell) or stored.get(cell, _NOTHING)).value is None:
+                return  # it has no entry, whatever the value is
+        if apart is not None:
+            raise SchemaError(
+                f"{self._env.described(apart)}: the value is too long for an index, or was "
+                "written before there was one"
+            )
 
     async def _require_unclaimed(self, entries: Sequence[CellAddress]) -> None:
         """Raises `UniqueViolation` if rows that keep their values have these entries."""

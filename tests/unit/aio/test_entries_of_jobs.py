@@ -201,6 +201,25 @@ async def test_long_values_of_indexed_columns_are_found_and_too_long_ones_are_re
     assert await db.check_index(several) == []
 
 
+async def test_a_value_that_is_too_long_for_an_entry_is_written_to_a_row_that_has_none(
+    db: Database, shared: SharedTransaction
+) -> None:
+    """As an ordinary transaction may do, too."""
+    await db.create_index(several)
+    await set_row(db, "ann", 1, "x")
+    async with db.share(shared.ticket, task="2") as share:
+        await share.delete("ann", balance)
+        await share.set("ann", owner, "y" * 5_000)
+        await share.set("bob", owner, "y" * 5_000)
+        receipt = await share.finish()
+    await shared.commit([receipt])
+    assert [await db.get(row, owner) for row in ("ann", "bob")] == ["y" * 5_000] * 2
+    assert await pairs(db, several) == []
+    assert await db.check_index(several) == []
+    async with db.transaction() as tx:
+        await tx.set("joe", owner, "y" * 5_000)
+
+
 async def test_the_index_of_one_column_is_kept_whoever_adds_its_entries(
     db: Database, shared: SharedTransaction
 ) -> None:
