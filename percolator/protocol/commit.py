@@ -265,6 +265,10 @@ class Commit:
         finally:
             if self._lock is not None:
                 self._heartbeats.discard(self._lock)
+        if write.added and self.state is not State.COMMITTING:
+            # Another committer has decided, which may not have known an index, and so not have
+            # locked what we added for that. What we have locked is left to those who meet it.
+            write.cells = [cell for cell in write.cells if cell not in write.added]
         # From here on, a caller who is cancelled must not be told that it was rolled back.
         self._end(State.COMMITTED)
         if self.in_one_round:

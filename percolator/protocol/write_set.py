@@ -258,6 +258,7 @@ def locked_cell(cell: CellAddress) -> CellAddress:
 # set, the start timestamp and the arguments, so a repeated step is identical.
 
 _NO_TABLES: Mapping[str, TableInfo] = {}
+_NO_CELLS: frozenset[CellAddress] = frozenset()
 _NO_INDEXES: Mapping[int, tuple[IndexDefinition, ...]] = {}
 
 
@@ -288,6 +289,7 @@ class WriteSteps:
 
     __slots__ = (
         "_shared",
+        "added",
         "cells",
         "indexes",
         "inline_bytes_max",
@@ -317,11 +319,13 @@ class WriteSteps:
         self.writes = writes
         self.cells = sorted(writes) if len(writes) > 1 else list(writes)
         self.is_sorted = True
+        self.added: Set[CellAddress] = _NO_CELLS
+        """The cells that were added for indexes. Another committer may know other indexes."""
         self.indexes = _NO_INDEXES
         """By table: the indexes of which the writes have the entries; none of a table that is
         missing."""
         if kept is not None:
-            self.indexes = kept.indexes
+            self.indexes, self.added = kept.indexes, kept.added
             if kept.added:
                 least = min(cell for cell in self.cells if cell not in kept.added)
                 self.is_sorted = least == self.cells[0]

@@ -27,7 +27,7 @@ from percolator.limits import Limits
 from percolator.protocol import commit, steps
 from percolator.protocol.commit import Commit
 from percolator.protocol.environment import ROLLED_BACK, Statistics
-from percolator.protocol.write_set import Write, WriteSet, WriteSteps
+from percolator.protocol.write_set import KeptIndexes, Write, WriteSet, WriteSteps
 from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import APPLIED, CellMutation
 from percolator.timestamps import SEQUENCE_BITS
@@ -342,6 +342,30 @@ async def test_what_is_wrong_with_one_commit_stops_no_other_that_is_completed_wi
     with pytest.raises(InvariantViolation, match=f"transaction {torn.start} is committed"):
         await commit.commit_secondaries(client.env, [(torn, torn.start + 1), *left])
     assert here.store.lock_of(B) is here.store.lock_of(C) is None
+
+
+async def test_what_a_committer_adds_for_an_index_is_left_if_another_has_decided_without_it(
+    here: World, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = await client.start_timestamp()
+    decided = await client.commit(start, {A: put(b"1")}, two_phases=True).run(client.deadline())
+    await locked(client, B)
+    cells = WriteSet(LIMITS)
+    cells.put(A, b"1")
+    cells.lock(B)
+    write = WriteSteps(start, cells.cells, 1024, kept=KeptIndexes({}, cells, frozenset({B})))
+    knows_more = Commit(
+        client.env,
+        client.cleanup,
+        client.heartbeats,
+        write,
+        started_seconds=here.clock.monotonic_seconds(),
+        statistics=Statistics(),
+        only_two_phases=True,
+    )
+    assert await knows_more.run(client.deadline()) == decided
+    await settled(client)
+    assert caplog.messages == [], "the cell was taken for a torn commit"
 
 
 async def test_a_schema_that_cannot_be_had_stops_no_commit_that_is_completed_with_others(
