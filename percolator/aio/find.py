@@ -384,7 +384,7 @@ class _Lookup:
         self.deadline = 0.0
         self._at_once = ROWS_AT_ONCE
         self._written: dict[CellAddress, Write] = {}
-        """What the transaction had written when its entries were last asked for."""
+        """The writes of the transaction when its entries were last asked for."""
         self._seen: set[bytes] = set()
         """In a transaction, the rows that were shown: one that gets a new place by its caller's
         writes is not shown again there, or a look-up might never end."""

@@ -159,7 +159,7 @@ class Share(Awaits):
         self._keeper = Keeper(engine.env, ticket.job)
         self._buffer: dict[CellAddress, Write] = {}
         self._waiting_bytes = 0
-        """Of all writes that are not locked yet: those in the buffer, and late ones."""
+        """The size of all writes that are not locked yet, in the buffer and late ones."""
         self._tables: dict[str, TableInfo] = {}
         self._receipt: Receipt | None = None
         self._is_open = False

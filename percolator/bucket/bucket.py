@@ -36,7 +36,7 @@ class Written(NamedTuple):
     is_own: bool
     """True if what was to be written is there, by this call."""
     found: Stored | None
-    """What is there. After a change, None if the object is gone.
+    """The object that is there. After a change, None if it is gone.
 
     If a change finds what others wrote, its own bytes may have been there before: another writer
     may have replaced them. Whoever has to know keeps a trace of each writer in the object."""

@@ -39,7 +39,7 @@ class Stored(NamedTuple):
 
     data: bytes
     tag: str
-    """Of this version of the object; opaque."""
+    """The tag of this version of the object; opaque."""
 
 
 class Head(NamedTuple):

@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
 
     promise: str
     broken: str
-    """What the store did instead; empty if it keeps the promise."""
+    """The store's conduct instead; empty if it keeps the promise."""
 
 
 class Probe:

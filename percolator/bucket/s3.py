@@ -218,7 +218,7 @@ def _tag(quoted: str | None) -> str:
 
 
 def _answer(text: str) -> str:
-    """What the store has said, on one line."""
+    """The store's own words, on one line."""
     status, code, message = _STATUS.search(text), _CODE.search(text), _MESSAGE.search(text)
     if status is None:
         return " ".join(text.partition("\n")[0].split())

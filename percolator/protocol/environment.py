@@ -261,7 +261,7 @@ class Environment:
     rolls_forward: RollsForward | None = None
     """Where tables roll the locks of committed transactions forward by themselves."""
     resolves_locks: ResolvesLocks | None = None
-    """Who resolves the locks of others, if this client may not: its token has rights to some tables
+    """Resolves the locks of others, if this client may not: its token has rights to some tables
     only."""
     catalogue_epoch: Callable[[], int] = lambda: 0
     """The highest that came with a timestamp. Below: by table, when its schema was asked for."""

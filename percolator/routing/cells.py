@@ -443,7 +443,7 @@ class RollsForward(Protocol):
 
 
 class ResolvedLocks(NamedTuple):
-    """What became of the transactions whose locks were met, as far as it is known."""
+    """Outcomes of the transactions whose locks were met, as far as they are known."""
 
     verdicts: dict[int, int]
     """By start timestamp: the commit timestamp, or 0 if it was rolled back."""

@@ -26,7 +26,7 @@ from percolator.wire.methods import RESOLVE_LOCKS
 from percolator.world import World
 
 _LOCKS_MAX = 1_000
-"""Of one request."""
+"""The most locks of one request."""
 
 MetLocks = list[tuple[CellAddress, int]]
 

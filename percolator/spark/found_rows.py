@@ -34,17 +34,17 @@ INDEX_OPTIONS = (INDEX, _FROM, _TO, _PREFIX, _VALUES)
 
 @dataclass(frozen=True)
 class Lookup:
-    """What a read looks up."""
+    """The look-up of a read."""
 
     index: str
     values: tuple[object, ...]
-    """Of the first columns, as JSON has them."""
+    """Values of the first columns, as JSON has them."""
     limits: Mapping[str, str]
     """The options about the column after those."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Lookup | None:
-        """What the options say; None if they name no index."""
+        """The look-up that the options describe; None if they name no index."""
         limits = {name: given[name] for name in (_FROM, _TO, _PREFIX) if name in given}
         if INDEX not in given:
             for name in (_VALUES, *limits):
@@ -64,7 +64,7 @@ class Lookup:
         chosen: RowRanges,
         seconds: float,
     ) -> RowRanges:
-        """Those of the chosen rows of a table that are found at the timestamp. Raises
+        """Rows of a table, among the chosen ones, that are found at the timestamp. Raises
         `InvalidArgument` if there are too many, and `SchemaError` if it has no such index."""
         engine = internal.engine
         deadline = engine.now() + seconds

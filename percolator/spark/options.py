@@ -140,7 +140,7 @@ class ReadOptions:
     """The option that `at` comes from."""
     rows: RowRanges
     lookup: Lookup | None
-    """Of these rows, only those that an index finds."""
+    """Limits these rows to the ones that an index finds."""
     partition_bytes: int
     pin_seconds: float
 

@@ -186,7 +186,7 @@ def _start(start: bytes) -> int:
 
 
 def _check_column(column: bytes) -> None:
-    """Of the reserved columns, only read locks are a client's: the others are of observers, and of
+    """Among reserved columns, only read locks are a client's: the others are of observers, and of
     whoever builds an index."""
     if column[:1] == b"\0" and locked_column(column) is None:
         raise _denied("write a reserved column")

@@ -60,7 +60,7 @@ class RowRights:
     def __init__(self, describe: Describe) -> None:
         self._describe = describe
         self._by_id: dict[int, _Rights] = {}
-        """What an id means never changes."""
+        """Tables by id: the meaning of an id never changes."""
 
     async def require_read(self, table_id: int, *ranges: tuple[bytes, bytes]) -> None:
         """Raises `PermissionDenied` unless the caller may read all rows of these ranges."""

@@ -1,4 +1,4 @@
-"""What a bucket promises: the same for the model in memory, and for the driver on a server."""
+"""Promises of a bucket, for the model in memory and for the driver on a server."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class BucketFaults:
     failed_after_success: float = 0.0
     """Done, and answered with 409, 412 or 500."""
     late_seconds: float = 20.0
-    """What is late, is late by at most this."""
+    """The longest delay of what is late."""
     call_seconds: float = 0.02
     """A call takes at most this on its way there, and again on its way back."""
     list_delay_seconds: float = 0.0

@@ -21,7 +21,7 @@ import pytest
 
 
 class Answer(NamedTuple):
-    """What the server answers in place of the truth."""
+    """Answers of the server in place of the truth."""
 
     status: int
     code: str = ""
@@ -42,11 +42,11 @@ class S3Server:
         self.answers: dict[str, list[Answer]] = {}
         """By method: what is answered to the next requests, the first one first."""
         self.always: Answer | None = None
-        """What is answered to every request."""
+        """The answer to every request."""
         self.ignores: set[str] = set()
         """Headers that it does not look at, in lower case."""
         self.requests: Counter[str] = Counter()
-        """How many of each method have arrived."""
+        """Requests that have arrived, by method."""
         self.ended = threading.Event()
         self.lock = threading.Lock()
         self.port = 0

@@ -525,7 +525,7 @@ async def connected_within(
 
 
 async def leave_lock(operator: aio.Database, row: str, *, commits: bool) -> None:
-    """What a writer leaves behind that dies with a lock in `orders`, whose primary is in `secret`:
+    """The remains of a writer that dies with a lock in `orders`, whose primary is in `secret`:
     before its commit point, or just after it."""
     engine = operator._engine
     deadline = engine.now() + SECONDS

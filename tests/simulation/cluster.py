@@ -114,7 +114,7 @@ class Cluster:
             self.occurred[ON_ROWS] += 1
         self.clients = [f"client-{n}:1" for n in range(CLIENTS)]
         self._identities: dict[str, CallerIdentity] = {}
-        """Of the clients whose token has rights to some tables only, by address."""
+        """Identities of clients whose token has rights to some tables only, by address."""
         if scenario.restricted:
             # To all tables of the workload: so they may do everything, but in another way.
             names = [cells.name for cells in workload.tables]

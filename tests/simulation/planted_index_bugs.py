@@ -193,7 +193,7 @@ TASK_BUGS = (
     unique_entries_of_jobs_are_locked_after_their_owners_are_asked,
     entries_of_jobs_are_given_up_with_their_rows,
 )
-"""Of what the driver of a job adds. All of them are caught in seconds."""
+"""Bugs of what the driver of a job adds. All of them are caught in seconds."""
 
 EXPIRING_INDEX_BUGS = (
     entries_that_stay_are_never_written_again,

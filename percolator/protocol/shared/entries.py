@@ -55,7 +55,7 @@ Locks = Mapping[bytes, LockRecord]
 
 
 class Entries:
-    """What the driver adds for the indexes of all tables."""
+    """The entries that the driver adds for the indexes of all tables."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Entries:
         self._claimed: dict[CellAddress, Owner] = {}
         """Entries of unique indexes that come, with the rows that get these values."""
         self._contested: dict[CellAddress, Owner] = {}
-        """Those of them that other rows have, with these rows."""
+        """Entries among them that other rows have, with these rows."""
         self._given_up: defaultdict[CellAddress, set[bytes]] = defaultdict(set)
         """Entries of unique indexes that go, with the rows that had these values."""
 

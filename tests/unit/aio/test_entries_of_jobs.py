@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("engine_of_cells")
 
 
 async def pairs(db: Database, index: Index[str]) -> list[tuple[int, str]]:
-    """What is found by the index, in its order."""
+    """Rows found by the index, in its order."""
     async with db.snapshot() as snapshot:
         return [(row[balance], row.key) async for row in snapshot.find(index)]
 

@@ -97,7 +97,7 @@ async def test_a_row_that_gets_its_place_during_a_look_up_is_found_there_once(
 async def test_rows_that_have_one_unique_value_until_the_commit_are_all_found(
     db: Database, monkeypatch: pytest.MonkeyPatch, reverse: bool
 ) -> None:
-    """Those after a row at which the transaction wrote more were left out."""
+    """Rows after one at which the transaction wrote more were left out."""
     monkeypatch.setattr(looking_up, "ROWS_AT_ONCE", 1)
     await db.create_table(people)
     await put(db, email, bob="x")

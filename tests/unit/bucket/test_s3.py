@@ -1,4 +1,4 @@
-"""What the driver makes of answers of S3, and of silence."""
+"""Outcomes that the driver reports for answers of S3, and for silence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What masters tell tokens that have rights to some tables only."""
+"""Answers of masters to tokens that have rights to some tables only."""
 
 from __future__ import annotations
 

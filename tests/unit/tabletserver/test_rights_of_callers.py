@@ -312,7 +312,7 @@ async def test_rows_outside_of_the_rights_are_not_written(
 
 
 async def test_an_own_lock_names_no_primary_elsewhere(stock: Machine) -> None:
-    """Who meets it would put a roll-back marker there, whoever wrote the lock."""
+    """Clients that meet it would put a rollback marker there, whoever wrote the lock."""
     for primary in (
         CellAddress(ORDERS, b"a", b"c"),
         CellAddress(STOCK, b"us/1", COLUMN),
@@ -450,7 +450,7 @@ async def test_other_callers_are_not_restricted(stock: Machine) -> None:
 async def test_an_answer_is_not_lost_because_the_table_of_a_primary_is_not_known(
     stock: Machine,
 ) -> None:
-    """What was committed with it would be taken for not executed."""
+    """A commit that came with it would be taken for not executed."""
     await prewrite(stock, b"eu/2", lock(START + 1, CellAddress(ORDERS, b"secret", b"c")))
 
     async def fails(table_id: int) -> Table:
