@@ -20,7 +20,7 @@ from statistics import median
 from typing import Protocol
 
 from percolator import aio
-from percolator.errors import PercolatorError, TabletLocation
+from percolator.errors import NotReady, PercolatorError, TabletLocation
 from percolator.v1 import master_pb2, oracle_pb2
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
@@ -164,7 +164,15 @@ class Supervisor:
         deadline = self._world.clock.monotonic_seconds() + RECOVERY_SECONDS_MAX
         names = [cells.name for cells in self.workload.tables]
         catalog = self.database._engine.catalog
-        return await stored_tables(self._world.network, catalog, names, deadline)
+        while True:
+            try:
+                return await stored_tables(self._world.network, catalog, names, deadline)
+            except NotReady:
+                # The master still balances servers that came back: the new owner of a tablet says
+                # so while it opens it.
+                if self._world.clock.monotonic_seconds() > deadline:
+                    raise
+                await asyncio.sleep(_RETRY_SECONDS)
 
     def _wrong(
         self, found: Audit, rows: dict[str, Rows], history: History, clients: Clients
