@@ -113,9 +113,12 @@ class Admission:
     def require(self, deadline: float) -> None:
         """Raises `Overloaded` if a transaction with this deadline would probably miss it."""
         if self._is_full():
-            refused = self._refusal(self.busy + len(self.waiting), deadline)
-            if refused is not None:
-                raise refused
+            ahead = self.busy + len(self.waiting)
+            seconds = self._seconds_asked(ahead, deadline)
+            if seconds:
+                # Made here: a frame that had it as a variable would be in a cycle with it, and with
+                # thousands of refusals in a second, a tenth of the time went into collecting those.
+                raise _overloaded(ahead, seconds)
 
     async def enter(self, deadline: float) -> None:
         """Returns when a transaction may begin. Raises `Overloaded`, if need be later."""
@@ -133,24 +136,23 @@ class Admission:
             # Its place was counted for it when it was let in; it counts itself from now on.
             if not waiter.cancelled() and waiter.exception() is None:
                 self.busy -= 1
+            del waiter  # otherwise, it and the error that it raises are a cycle, as above
 
-    def _refusal(self, ahead: int, deadline: float) -> Overloaded | None:
+    def _seconds_asked(self, ahead: int, deadline: float) -> float:
+        """The pause that a transaction is asked for which would probably miss its deadline; 0 for
+        one that may go on."""
         now = self.now()
         left = deadline - now
         if left > FORESIGHT_SECONDS:
-            return None
+            return 0.0
         rate = self._rate_at(now)
         seconds = ahead / rate if rate else 0.0
         if left > 0 and (
             seconds <= left * SHARE or ahead - self._older_than(left, now) <= left * SHARE * rate
         ):
-            return None
+            return 0.0
         # While nothing ends, the rate is next to nothing, and forgotten soon.
-        seconds = min(max(seconds, LOOK_SECONDS), ASKED_SECONDS_MAX)
-        return Overloaded(
-            f"overloaded: {counted(ahead, 'transaction')} ahead; retry after {seconds:.2g} s",
-            retry_after_seconds=seconds,
-        )
+        return min(max(seconds, LOOK_SECONDS), ASKED_SECONDS_MAX)
 
     def _older_than(self, seconds: float, now: float) -> int:
         """How many transactions in calls began earlier than so many seconds ago."""
@@ -193,12 +195,12 @@ class Admission:
             waiter, deadline = self.waiting.popleft()
             if waiter.done():  # its caller was cancelled
                 continue
-            refused = self._refusal(self.busy, deadline)
-            if refused is None:
+            seconds = self._seconds_asked(self.busy, deadline)
+            if seconds:
+                waiter.set_exception(_overloaded(self.busy, seconds))
+            else:
                 self.busy += 1
                 waiter.set_result(None)
-            else:
-                waiter.set_exception(refused)
 
     def _look_later(self) -> None:
         if self._timer is None:
@@ -212,11 +214,12 @@ class Admission:
         for waiter, deadline in waiting:
             if waiter.done():
                 continue
-            refused = self._refusal(self.busy + len(self.waiting), deadline)
-            if refused is None:
-                self.waiting.append((waiter, deadline))
+            ahead = self.busy + len(self.waiting)
+            seconds = self._seconds_asked(ahead, deadline)
+            if seconds:
+                waiter.set_exception(_overloaded(ahead, seconds))
             else:
-                waiter.set_exception(refused)
+                self.waiting.append((waiter, deadline))
         if self.waiting:
             self._look_later()
 
@@ -229,6 +232,13 @@ class Admission:
             if not waiter.done():
                 waiter.set_exception(_closed())
         self.waiting.clear()
+
+
+def _overloaded(ahead: int, seconds: float) -> Overloaded:
+    return Overloaded(
+        f"overloaded: {counted(ahead, 'transaction')} ahead; retry after {seconds:.2g} s",
+        retry_after_seconds=seconds,
+    )
 
 
 def _closed() -> UsageError:
@@ -337,7 +347,7 @@ class RetryPolicy:
 
     def allows(self, error: PercolatorError, attempts: int) -> bool:
         """True if the transaction may be run again: never if it may have committed."""
-        return _is_repeatable(error) and attempts < self.attempts_max
+        return is_repeatable(error) and attempts < self.attempts_max
 
 
 def require_policy(retry: object) -> None:
@@ -688,11 +698,8 @@ class Attempts:
             return False
         return True
 
-    def exhausted(self, error: PercolatorError) -> PercolatorError | None:
-        """The last error, with how often and how long it was tried. None if another attempt would
-        have been useless or wrong, so that the number of attempts is not what it failed for."""
-        if not _is_repeatable(error):
-            return None
+    def exhausted(self, error: PercolatorError) -> PercolatorError:
+        """The last error, one that `is_repeatable`, with how often and how long it was tried."""
         seconds = self._env.now() - self._began
         tried = "1 attempt" if self._attempts == 1 else f"{self._attempts} attempts"
         final = copy(error)
@@ -701,6 +708,7 @@ class Attempts:
         return final
 
 
-def _is_repeatable(error: PercolatorError) -> bool:
-    """True if another attempt may succeed where this one has done nothing."""
+def is_repeatable(error: PercolatorError) -> bool:
+    """True if another attempt may succeed where this one has done nothing. Otherwise, the number of
+    attempts is not what a transaction has failed for."""
     return error.retry is Retry.SAFE or (isinstance(error, SchemaError) and error.was_dropped)

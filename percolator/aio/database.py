@@ -68,7 +68,14 @@ from percolator.observers.registration import register
 from percolator.observers.worker import Worker, WorkerLimits
 from percolator.protocol.commit import settled
 from percolator.protocol.indexes import DROPPED
-from percolator.retries import Attempts, RetryPolicy, awaited, require_policy, require_runnable
+from percolator.retries import (
+    Attempts,
+    RetryPolicy,
+    awaited,
+    is_repeatable,
+    require_policy,
+    require_runnable,
+)
 from percolator.routing.catalog import TableInfo
 from percolator.schema import Column, Index, Readable, Table, encoded_key
 from percolator.timestamps import Timestamp
@@ -589,10 +596,9 @@ class Database:
                     if transaction.outcome is not Outcome.ABORTED:
                         raise  # the function has committed before it failed
                     if not await attempts.again(error):
-                        final = attempts.exhausted(error)
-                        if final is None:
+                        if not is_repeatable(error):
                             raise
-                        raise final from error
+                        raise attempts.exhausted(error) from error
                 retries = transaction.statistics.retries + 1
         finally:
             attempts.end()

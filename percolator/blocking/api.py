@@ -44,7 +44,7 @@ from percolator.observers.quiet import Quiet
 from percolator.observers.watched import Counters
 from percolator.observers.worker import WorkerLimits
 from percolator.protocol.environment import Statistics
-from percolator.retries import RetryPolicy, finished, require_runnable
+from percolator.retries import RetryPolicy, finished, is_repeatable, require_runnable
 from percolator.schema import Column, Columns, Index, Readable, Row, Table, decoded_value
 from percolator.timestamps import Timestamp
 from percolator.wire.tls import Tls
@@ -1101,10 +1101,9 @@ class Database(Wrapper[aio.Database]):
                     if transaction.outcome is not Outcome.ABORTED:
                         raise  # the function has committed before it failed
                     if not self._loop_thread.call(partial(attempts.again, error)):
-                        final = attempts.exhausted(error)
-                        if final is None:
+                        if not is_repeatable(error):
                             raise
-                        raise final from error
+                        raise attempts.exhausted(error) from error
                 retries = transaction.statistics.retries + 1
         finally:
             if attempts.in_line:  # a commit has ended it already, in the loop's thread
