@@ -57,7 +57,8 @@ class Bucket:
         """An attempt without an answer is given up after `attempt_seconds`, a call after
         `seconds`."""
         self._attempts = attempts
-        self._clock = clock
+        self.clock = clock
+        """The clock of this machine."""
         self._random = random
         self._attempt_seconds = attempt_seconds
         self._seconds = seconds
@@ -174,10 +175,10 @@ class Bucket:
         return NoAnswer(f"{self.name} gave no answer to {tried}; the last: {last}")
 
     def _deadline(self) -> float:
-        return self._clock.monotonic_seconds() + self._seconds
+        return self.clock.monotonic_seconds() + self._seconds
 
     def _pauses(self) -> Backoff:
-        return Backoff(self._clock, self._random, _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX)
+        return Backoff(self.clock, self._random, _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX)
 
 
 def _perhaps_done(

@@ -15,17 +15,35 @@ Rules, each with the failure that it prevents:
 - An owner has one creation in flight, and repeats it with the same bytes until its outcome is
   known. If it gives up, it appends nothing more: the entry may still arrive, and with another one
   under the next number there would be a hole. The tablet is opened again, by a takeover.
-- A takeover or seal is never deleted. A former owner's creation that was sent long ago is for the
-  number of the takeover that deposed it: were that free again, the creation would succeed, and the
-  former owner would acknowledge a commit that nobody reads.
-- The floor is raised before any entry is deleted, and a claimant looks at it after its takeover was
-  created. Otherwise one that was paused takes over at a number that was used and deleted long ago,
-  and everything that it acknowledges is lost.
+- A takeover or seal is never deleted, nor is the entry before it. A former owner's last creation is
+  for one of these two numbers. Were the first free again, that creation would succeed, and the
+  former owner would acknowledge a commit that nobody reads. Were the second free again, its look
+  would find nothing, and it would answer a read without its successor's commits.
+- The floor is raised before any entry is deleted. Whoever concludes something from an entry that a
+  list has shown, or from its own creation of one, looks at the floor afterwards, and begins again
+  if the entry is not above it. Otherwise a claimant that was paused takes over at a number that was
+  used and deleted long ago, and everything that it acknowledges is lost; or it leaves a takeover or
+  seal there, which another one believes.
+- A list says only where to begin reading: the end of the log is the first number above the floor
+  that is not there. Otherwise a list that lags makes a tablet look older than it is.
 - An entry is deleted only when a later one names a base that includes it. Otherwise a restart finds
   a hole.
 - A base is published by an entry. So a deposed owner publishes none, and bases never go back.
 - A sealed log gets no more entries. Otherwise a tablet that was split acknowledges commits that its
   children do not have.
+- A look that has found nothing proves only something about the number that was the next one all
+  the while. Otherwise an owner that has appended meanwhile takes an entry of its own, which its
+  successor has deleted, for a number that is still free.
+
+With a lease, an owner answers reads without asking the store while the lease runs:
+
+- It begins when the last successful creation or look began: these prove that there was no successor
+  then, or later. Counted from their ends, it would include time in which there was one.
+- Each entry names it. A successor acknowledges nothing and confirms no read before the lease that
+  the last entry names has run out, from its own takeover on. A takeover names the longest of its
+  own and that of the entry before it: its claimant may die before the former owner's has run out.
+- Only the rates of two clocks are compared, and differ by less than `CLOCK_RATES_RATIO_MAX`. That
+  excludes machines that are suspended, and virtual ones that are paused with their clocks.
 """
 
 from __future__ import annotations
@@ -34,14 +52,23 @@ import asyncio
 import json
 import struct
 import zlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from copy import copy
 from enum import Enum
+from itertools import islice
+from math import inf
 from typing import NamedTuple
 
 from percolator.bucket.bucket import Bucket
+from percolator.bucket.port import LISTED_MAX
 from percolator.errors import PercolatorError, StoreFault, StoreUnusable, Unavailable
+from percolator.tasks import stop_waiting_for
 from percolator.world import Random
 
+CLOCK_RATES_RATIO_MAX = 1.1
+"""The fastest clock gains less than this on the slowest: a successor waits so much longer than the
+lease of the former owner. Clocks that are being adjusted differ by a thousandth."""
 _MAGIC = b"PLG1"
 _HEADER = struct.Struct("<4s1sQQII")
 """Magic, kind, epoch, number, length of the JSON, checksum of JSON and body."""
@@ -88,6 +115,17 @@ class Entry(NamedTuple):
     """Who created it: unique for each takeover's claimant."""
     base: Base
     body: bytes
+    lease_seconds: float
+    """Whoever takes over after this entry serves only after so long."""
+
+
+class Floor(NamedTuple):
+    """How far entries may have been deleted, apart from those that are kept."""
+
+    number: int = 0
+    deleted: int = 0
+    """So far, they have been."""
+    tag: str = ""
 
 
 NOTHING = Base()
@@ -105,26 +143,49 @@ class LogMoved(Exception):
 class TabletLog:
     """The log of a tablet, as its owner writes it. Belongs to one event loop."""
 
-    def __init__(self, bucket: Bucket, random: Random, folder: str, epoch: int) -> None:
-        """`folder` is that of the tablet."""
+    def __init__(
+        self,
+        bucket: Bucket,
+        random: Random,
+        folder: str,
+        epoch: int,
+        *,
+        interval_seconds: float = 0.0,
+        lease_seconds: float = 0.0,
+    ) -> None:
+        """`folder` is that of the tablet. Creations begin at least `interval_seconds` apart. The
+        lease is optional: 0 for none."""
         self._bucket = bucket
+        self._clock = bucket.clock
         self._random = random
         self.folder = folder
         self.epoch = epoch
         self.writer = f"{random.getrandbits(128):032x}"
-        self._sequence = 0
+        self._interval_seconds = interval_seconds
+        self._lease_seconds = lease_seconds
         self.number = 0
-        """The last entry that is known to be stored."""
+        """The last entry that is known to be stored; 0 until this is the owner."""
         self.base = NOTHING
         """The last base that was published."""
         self._kept: set[int] = set()
-        """Numbers of takeovers, which are not deleted, above the floor, as far as they are known.
+        """Numbers of takeovers and seals above those that were trimmed, as far as they are known.
         """
         self._known_from = 1
         """The first number from which on `_kept` is complete."""
         self._appending: asyncio.Future[None] | None = None
-        self._lost: LogMoved | None = None
-        self._broken: PercolatorError | None = None
+        self._successor: Entry | None = None
+        """The entry by which another owner has taken over, or the seal."""
+        self._broken: PercolatorError | None = Unavailable(f"{folder} is not taken over")
+        """Why this is not known to be the owner, although no successor is known."""
+        self._sequence = 0
+        """How many objects this has begun to write."""
+        self._proved = 0
+        """Which of them was the last one whose creation has succeeded."""
+        self._created_at = -inf
+        """When the last creation began."""
+        self._serves_at = -inf
+        """When the former owner's lease has run out."""
+        self._leased_until = -inf
         self.looks = 0
         """How often the store was asked whether another owner has taken over."""
 
@@ -135,35 +196,42 @@ class TabletLog:
 
         `first` is the base of a log that has no entry yet. `served_epoch` is the last one at which
         the tablet is known to have been served: finding only earlier ones is `StoreUnusable`, for
-        then entries are missing. May be called again by an owner whose last outcome is unknown.
+        then entries are missing. After an error of the store, the same object may be tried again,
+        also one that has been the owner: another object with this epoch might be refused.
         """
-        floor = (await self._floor())[0]
+        if self._appending is not None:
+            raise RuntimeError(f"{self.folder} is taken over while an entry is appended")
+        self._broken = Unavailable(f"{self.folder} is being taken over")
+        begin = 0
         while True:
-            last = await self._last(floor)
+            last = await self._end(begin)
             self._refuse(last, served_epoch)
-            base = first if last is None else last.base
-            number = floor + 1 if last is None else last.number + 1
-            found = await self._create(number, Kind.TAKEOVER, base, b"")
-            while found is not None:  # the former owner or another claimant was faster
-                self._refuse(found, served_epoch)
-                base, number = found.base, number + 1
-                found = await self._create(number, Kind.TAKEOVER, base, b"")
-            floor = (await self._floor())[0]
-            if number > floor:
+            entry = self._entry(
+                last.number + 1 if last else 1,
+                Kind.TAKEOVER,
+                last.base if last else first,
+                lease_seconds=max(self._lease_seconds, last.lease_seconds if last else 0.0),
+            )
+            begin = entry.number
+            if await self._create(entry) is not None:
+                continue  # the former owner or another claimant was faster
+            if entry.number > (await self._floor()).number:
                 break
-            # The number was used and deleted before: nobody looks there. Begin above the floor.
-        self.number, self.base = number, base
-        self._kept, self._known_from = {number}, number
-        self._lost = self._broken = None
+            # The number was used and deleted before: nobody looks there.
+        self._wait_for_lease(last)
+        self.number, self.base = entry.number, entry.base
+        self._kept, self._known_from = {entry.number}, entry.number
+        self._successor = self._broken = None
 
     async def seal(self) -> Entry:
         """The last entry of the log, which gets no more from now on. May be called by anybody.
 
-        Raises `LogMoved` if there is an owner with a later epoch than this object's.
+        Raises `LogMoved` if there is an owner with a later epoch than this object's. Returns when
+        the last owner's lease has run out.
         """
-        floor = (await self._floor())[0]
-        last = await self._last(floor)
+        begin = 0
         while True:
+            last = await self._end(begin)
             if last is None:
                 raise StoreUnusable(
                     f"{self._bucket.name}: the log {self.folder} has no entries, though its tablet "
@@ -171,18 +239,22 @@ class TabletLog:
                     fault=StoreFault.DAMAGED,
                 )
             if last.kind is Kind.SEAL:
-                return last
+                break
             if last.epoch > self.epoch:
                 raise LogMoved(f"{self.folder} has an owner at epoch {last.epoch}", last.epoch)
-            number, base = last.number + 1, last.base
-            found = await self._create(number, Kind.SEAL, base, b"")
-            if found is not None:
-                last = found
-                continue
-            floor = (await self._floor())[0]
-            if number > floor:
-                return Entry(number, Kind.SEAL, self.epoch, self.writer, base, b"")
-            last = await self._last(floor)
+            lease_seconds = last.lease_seconds
+            if last.writer == self.writer and last.kind is Kind.BATCH:
+                # The owner itself: it gives its lease up, and the former one's has run out.
+                lease_seconds = self._lease_seconds = 0.0
+                self._leased_until = -inf
+            seal = self._entry(last.number + 1, Kind.SEAL, last.base, lease_seconds=lease_seconds)
+            begin = seal.number
+            if await self._create(seal) is None and seal.number > (await self._floor()).number:
+                last = seal
+                break
+        self._wait_for_lease(last)
+        await self._reach(self._serves_at)
+        return last
 
     def _refuse(self, last: Entry | None, served_epoch: int) -> None:
         """Raises unless this claimant may follow an entry, or none."""
@@ -198,42 +270,79 @@ class TabletLog:
                 fault=StoreFault.DAMAGED,
             )
 
-    async def _last(self, floor: int) -> Entry | None:
-        """The last entry above the floor that is found; there may be later ones."""
-        last = floor
-        while True:
-            # Kept takeovers below the floor are not listed.
-            page = await self._bucket.list(f"{self.folder}/log", after=self._key(last))
-            if not page:
-                break
-            last = int(page[-1].rpartition("/")[2])
-        if last == floor:
-            # The floor is the number of a base, which an entry above it has published. A list may
-            # lack that entry, or the log has none.
-            return None if not floor else await self._after(floor)
-        return await self._require(last)
+    async def _end(self, begin: int) -> Entry | None:
+        """The entry after which there was none during this call; None if the log had none at all.
 
-    async def _after(self, floor: int) -> Entry:
-        """The entry after the floor, which has to be there."""
-        return await self._require(floor + 1)
+        Looks for it from `begin` on, a number that was there; or from where a list says, if that
+        may have been deleted.
+        """
+        floor = (await self._floor()).number
+        while True:
+            number = begin if begin > floor else await self._listed(floor)
+            last = None
+            while (entry := await self._find(number)) is not None:
+                last, number = entry, number + 1
+            floor = (await self._floor()).number
+            if (last.number if last else number) > floor:
+                break
+            # What was found may have been created after it was deleted, and what was not found may
+            # have been deleted.
+        if last is None and number > 1:
+            raise self._hole(self.folder, number)
+        return last
+
+    async def _listed(self, floor: int) -> int:
+        """The last entry above the floor that lists show, or the one after the floor. It is there
+        unless it was the first of all: the floor is the number of a base that an entry above it
+        has published."""
+        number = floor
+        while True:
+            # Entries below the floor that are kept are not listed.
+            page = await self._bucket.list(f"{self.folder}/log", after=self._key(number))
+            if page:
+                number = int(page[-1].rpartition("/")[2])
+            if len(page) < LISTED_MAX:
+                return max(number, floor + 1)
+
+    def _wait_for_lease(self, last: Entry | None) -> None:
+        """From now on, the lease that the last entry names may run for its whole length."""
+        if last is not None and last.lease_seconds:
+            seconds = last.lease_seconds * CLOCK_RATES_RATIO_MAX
+            self._serves_at = max(self._serves_at, self._now() + seconds)
 
     # ------------------------------------------------------------------ as the owner
 
     async def append(self, body: bytes, base: Base | None = None) -> int:
         """Stores a batch, and perhaps publishes a base. Returns the number when it is durable and
-        this owner has proved to be one. Raises `LogMoved`; after any other error, the outcome is
-        unknown until the next takeover.
+        this owner has proved to be one. After `LogMoved`, it is not stored and never will be; after
+        any other error, that is unknown until the next takeover.
         """
-        if self._lost:
-            raise self._lost
-        if self._broken:
-            raise self._broken
         if self._appending is not None:
             raise RuntimeError(f"two entries of {self.folder} are appended at the same time")
+        named = base or self.base
+        if not self.base.number <= named.number <= self.number:
+            raise RuntimeError(
+                f"a base of {self.folder} includes {named.number}, expected one from "
+                f"{self.base.number} to {self.number}"
+            )
         self._appending = asyncio.get_running_loop().create_future()
         try:
-            named = base or self.base
-            found = await self._create(self.number + 1, Kind.BATCH, named, body)
+            await self._reach(max(self._serves_at, self._created_at + self._interval_seconds))
+            self._require_ownership()
+            entry = self._entry(
+                self.number + 1, Kind.BATCH, named, body, lease_seconds=self._lease_seconds
+            )
+            self._successor = await self._append(entry)
+            self._require_ownership()
+            self.number, self.base = entry.number, named
+            return entry.number
+        finally:
+            self._appending.set_result(None)
+            self._appending = None
+
+    async def _append(self, entry: Entry) -> Entry | None:
+        try:
+            return await self._create(entry)
         except BaseException as error:
             self._broken = (
                 error
@@ -241,150 +350,215 @@ class TabletLog:
                 else Unavailable(f"an entry of {self.folder} was given up")
             )
             raise
-        finally:
-            self._appending.set_result(None)
-            self._appending = None
-        if found is not None:
-            self._lost = LogMoved(f"{self.folder} has an owner at epoch {found.epoch}", found.epoch)
-            raise self._lost
-        self.number += 1
-        self.base = named
-        return self.number
+
+    def _require_ownership(self) -> None:
+        """Raises if this is known not to be the owner, or not known to be the owner."""
+        if self._successor is not None:
+            raise self._moved(self._successor)
+        if self._broken is not None:
+            raise copy(self._broken)
+
+    def _moved(self, successor: Entry) -> LogMoved:
+        epoch = successor.epoch
+        what = "is sealed" if successor.kind is Kind.SEAL else "has an owner"
+        return LogMoved(f"{self.folder} {what} at epoch {epoch}", epoch)
 
     @property
     def is_lost(self) -> bool:
         """True if another owner is known to have taken over."""
-        return self._lost is not None
+        return self._successor is not None
+
+    def has_lease(self) -> bool:
+        """True if no other owner has served until now. To be asked after the reading."""
+        return (
+            self._successor is None
+            and self._broken is None
+            and self._serves_at <= self._now() < self._leased_until
+        )
 
     async def is_held(self) -> bool:
-        """True if nobody had taken over when this was called. Callers share a call (`SharedLook`).
-        Raises an error of the store if it does not say."""
-        while self._lost is None:
-            if self._broken:
-                raise self._broken
-            number = self.number
+        """True if no other owner had served when this was called. Callers share a call
+        (`SharedLook`). Raises an error of the store if it does not say."""
+        await self._reach(self._serves_at)
+        return self.has_lease() or await self._look()
+
+    async def _look(self) -> bool:
+        """True if nobody had taken over when this was called."""
+        called = self._sequence
+        while self._successor is None:
+            self._require_ownership()
+            if self._proved > called:
+                return True
+            number, began = self.number, self._now()
             self.looks += 1
-            if await self._bucket.head(self._key(number + 1)) is None:
+            is_free = await self._bucket.head(self._key(number + 1)) is None
+            if self.number != number:
+                continue
+            if is_free:
+                # The former owner's entry under this number, and a takeover there or under the
+                # next one, would not have been deleted.
+                self._begin_lease(began)
                 return True
             if self._appending is not None:
                 # The object may be one's own, whose answer is not there yet.
                 await asyncio.wait([self._appending])
-            elif self.number == number and not self._broken:
-                entry = await self._require(number + 1)
-                self._lost = LogMoved(
-                    f"{self.folder} has an owner at epoch {entry.epoch}", entry.epoch
-                )
+            elif self._broken is None:
+                self._successor = await self._require(self.folder, number + 1)
         return False
+
+    def _begin_lease(self, began: float) -> None:
+        """`began`: when a creation or look began that has succeeded."""
+        self._leased_until = max(self._leased_until, began + self._lease_seconds)
 
     async def trim(self) -> int:
         """Deletes entries that the published base includes. Returns how many it deleted."""
         through = self.base.number
-        floor = await self._raise_floor(through)
-        unknown = range(floor + 1, min(self._known_from, through + 1))
-        async for entry in self._present(unknown):
-            if entry.kind is not Kind.BATCH:
-                self._kept.add(entry.number)
-        self._known_from = min(self._known_from, floor + 1)
-        numbers = [one for one in range(floor + 1, through + 1) if one not in self._kept]
+        deleted = (await self._raise_floor(through)).deleted
+        # The entry after the last that is deleted may be a takeover, too.
+        unknown = range(deleted + 1, min(self._known_from, through + 2))
+        async with aclosing(self._read(self.folder, unknown)) as found:
+            async for _, entry in found:
+                if entry is not None and entry.kind is not Kind.BATCH:
+                    self._kept.add(entry.number)
+        numbers = [
+            one
+            for one in range(deleted + 1, through + 1)
+            if one not in self._kept and one + 1 not in self._kept
+        ]
         for first in range(0, len(numbers), _DELETED_TOGETHER):
             some = numbers[first : first + _DELETED_TOGETHER]
             await asyncio.gather(*(self._bucket.delete(self._key(one)) for one in some))
+        await self._raise_floor(through, deleted=through)
         self._kept = {one for one in self._kept if one > through}
-        self._known_from = max(self._known_from, through + 1)
         return len(numbers)
 
     # ------------------------------------------------------------------ reading
 
-    async def entries(self, segment: Segment) -> AsyncIterator[Entry]:
-        """Entries of a log, in order. `StoreUnusable` if one is missing or damaged."""
+    async def entries(self, segment: Segment) -> AsyncGenerator[Entry, None]:
+        """Entries of a log, in order. `StoreUnusable` if one is missing or damaged; `LogMoved` if
+        it is missing because another owner needs it no more. Close it (`contextlib.aclosing`)."""
+        is_own = segment.folder == self.folder
         numbers = range(segment.after + 1, segment.through + 1)
-        async for entry in self._read(segment.folder, numbers):
-            if segment.folder == self.folder and entry.kind is not Kind.BATCH:
-                self._kept.add(entry.number)
-            yield entry
-        if segment.folder == self.folder and segment.through + 1 >= self._known_from:
+        async with aclosing(self._read(segment.folder, numbers)) as found:
+            async for number, entry in found:
+                if entry is None:
+                    if self.number and not await self._look():
+                        self._require_ownership()
+                    raise self._hole(segment.folder, number)
+                if is_own and entry.kind is not Kind.BATCH:
+                    self._kept.add(number)
+                yield entry
+        if is_own and segment.through + 1 >= self._known_from:
             self._known_from = min(self._known_from, segment.after + 1)
 
-    async def _read(self, folder: str, numbers: Iterable[int]) -> AsyncIterator[Entry]:
-        ahead: list[asyncio.Task[Entry]] = []
+    async def _read(
+        self, folder: str, numbers: Iterable[int]
+    ) -> AsyncGenerator[tuple[int, Entry | None], None]:
+        """Entries in order, several of which are read at the same time."""
         left = iter(numbers)
+        ahead: list[tuple[int, asyncio.Task[Entry | None]]] = []
         try:
             while True:
-                for number in left:
-                    ahead.append(asyncio.create_task(self._require(number, folder)))
-                    if len(ahead) >= _READ_AHEAD:
-                        break
+                ahead.extend(
+                    (number, asyncio.create_task(self._find(number, folder)))
+                    for number in islice(left, _READ_AHEAD - len(ahead))
+                )
                 if not ahead:
                     return
-                yield await ahead.pop(0)
+                number, task = ahead[0]
+                entry = await task
+                del ahead[0]
+                yield number, entry
         finally:
-            for task in ahead:
+            for _, task in ahead:
                 task.cancel()
+                stop_waiting_for(task)
 
-    async def _present(self, numbers: Iterable[int]) -> AsyncIterator[Entry]:
-        """Entries that have not been deleted yet."""
-        for number in numbers:
-            key = self._key(number)
-            found = await self._bucket.read(key)
-            if found is not None:
-                yield decode(found.data, number, self._where(key))
+    async def _require(self, folder: str, number: int) -> Entry:
+        entry = await self._find(number, folder)
+        if entry is None:
+            raise self._hole(folder, number)
+        return entry
 
-    async def _require(self, number: int, folder: str = "") -> Entry:
+    async def _find(self, number: int, folder: str = "") -> Entry | None:
         key = _key(folder or self.folder, number)
         found = await self._bucket.read(key)
-        if found is None:
-            raise StoreUnusable(
-                f"{self._where(key)} is missing: the log has a hole", fault=StoreFault.DAMAGED
-            )
-        return decode(found.data, number, self._where(key))
+        return None if found is None else decode(found.data, number, self._where(key))
+
+    def _hole(self, folder: str, number: int) -> StoreUnusable:
+        return StoreUnusable(
+            f"{self._where(_key(folder, number))} is missing: the log has a hole",
+            fault=StoreFault.DAMAGED,
+        )
 
     # ------------------------------------------------------------------ objects
 
-    async def _create(self, number: int, kind: Kind, base: Base, body: bytes) -> Entry | None:
+    def _entry(
+        self, number: int, kind: Kind, base: Base, body: bytes = b"", *, lease_seconds: float
+    ) -> Entry:
+        return Entry(number, kind, self.epoch, self.writer, base, body, lease_seconds)
+
+    async def _create(self, entry: Entry) -> Entry | None:
         """Creates an entry. Returns the one that is there instead; None if it was created."""
         self._sequence += 1
-        entry = Entry(number, kind, self.epoch, self.writer, base, body)
-        key = self._key(number)
-        written = await self._bucket.create(key, encode(entry, self._sequence))
+        sequence, began = self._sequence, self._now()
+        self._created_at = began
+        key = self._key(entry.number)
+        written = await self._bucket.create(key, encode(entry, sequence))
         if written.is_own:
+            self._proved = sequence
+            self._begin_lease(began)
             return None
         if written.found is None:
             raise StoreUnusable(
                 f"{self._where(key)} is refused, and is not there", fault=StoreFault.INPUT_OUTPUT
             )
-        return decode(written.found.data, number, self._where(key))
+        return decode(written.found.data, entry.number, self._where(key))
 
-    async def _floor(self) -> tuple[int, str]:
-        """The floor, and the tag of its object; 0 and "" if there is none."""
+    async def _floor(self) -> Floor:
         key = f"{self.folder}/floor"
         found = await self._bucket.read(key)
         if found is None:
-            return 0, ""
+            return Floor()
         try:
-            floor = json.loads(found.data)["floor"]
+            about = json.loads(found.data)
+            floor = Floor(about["floor"], about["deleted"], found.tag)
+            if type(floor.number) is type(floor.deleted) is int and (
+                0 <= floor.deleted <= floor.number
+            ):
+                return floor
         except (ValueError, KeyError, TypeError):
-            floor = None
-        if type(floor) is not int or floor < 1:
-            raise StoreUnusable(
-                f"{self._where(key)} is damaged: {found.data[:64]!r}", fault=StoreFault.DAMAGED
-            )
-        return floor, found.tag
+            pass  # reported below, as any other damage
+        raise StoreUnusable(
+            f"{self._where(key)} is damaged: {found.data[:64]!r}", fault=StoreFault.DAMAGED
+        )
 
-    async def _raise_floor(self, to: int) -> int:
-        """Raises the floor to a number, unless it is higher. Returns what it was."""
+    async def _raise_floor(self, number: int, *, deleted: int = 0) -> Floor:
+        """Raises the floor, unless it is as high. Returns what it was."""
         key = f"{self.folder}/floor"
-        former: int | None = None
         while True:
-            floor, tag = await self._floor()
-            former = floor if former is None else former
-            if floor >= to:
-                return former
+            floor = await self._floor()
+            new = floor._replace(
+                number=max(floor.number, number), deleted=max(floor.deleted, deleted)
+            )
+            if new == floor:
+                return floor
             self._sequence += 1
-            data = json.dumps({"floor": to, "by": f"{self.writer}-{self._sequence}"}).encode()
-            if tag:
-                await self._bucket.replace(key, data, tag)
+            about = {"floor": new.number, "deleted": new.deleted}
+            data = json.dumps({**about, "by": f"{self.writer}-{self._sequence}"}).encode()
+            if floor.tag:
+                written = await self._bucket.replace(key, data, floor.tag)
             else:
-                await self._bucket.create(key, data)
+                written = await self._bucket.create(key, data)
+            if written.is_own:
+                return floor
+
+    def _now(self) -> float:
+        return self._clock.monotonic_seconds()
+
+    async def _reach(self, instant: float) -> None:
+        while (seconds := instant - self._now()) > 0:
+            await self._clock.sleep(seconds)
 
     def _key(self, number: int) -> str:
         return _key(self.folder, number)
@@ -400,10 +574,16 @@ def _key(folder: str, number: int) -> str:
 def encode(entry: Entry, sequence: int) -> bytes:
     """The bytes of an entry. `sequence` is a number that its writer uses once: the same bytes are
     never written twice, so that an object that is found is known to be of one call."""
-    about = json.dumps({"writer": entry.writer, "sequence": sequence, "base": entry.base}).encode()
+    header = {
+        "writer": entry.writer,
+        "sequence": sequence,
+        "base": entry.base,
+        "lease_seconds": entry.lease_seconds,
+    }
+    about = json.dumps(header).encode()
     checked = zlib.crc32(entry.body, zlib.crc32(about))
-    header = _HEADER.pack(_MAGIC, entry.kind.value, entry.epoch, entry.number, len(about), checked)
-    return header + about + entry.body
+    fixed = _HEADER.pack(_MAGIC, entry.kind.value, entry.epoch, entry.number, len(about), checked)
+    return fixed + about + entry.body
 
 
 def decode(data: bytes, number: int, where: str) -> Entry:
@@ -417,7 +597,8 @@ def decode(data: bytes, number: int, where: str) -> Entry:
             header = json.loads(about)
             checkpoint, segments, included = header["base"]
             base = Base(checkpoint, tuple(Segment(*one) for one in segments), included)
-            return Entry(number, Kind(kind), epoch, header["writer"], base, body)
+            lease_seconds = float(header["lease_seconds"])
+            return Entry(number, Kind(kind), epoch, header["writer"], base, body, lease_seconds)
     except (struct.error, ValueError, KeyError, TypeError):
         pass  # reported below, as any other damage
     raise StoreUnusable(
