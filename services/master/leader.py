@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 import structlog
 
@@ -14,8 +12,6 @@ from percolator.codecs.names import CodecNames
 from percolator.errors import InvalidArgument, PercolatorError, StoreFault, StoreUnusable
 from percolator.formats.records import LockRecord
 from percolator.services.chassis.coordinator import Leadership, Trouble
-from percolator.services.chassis.epoch_directory import remove_tree
-from percolator.services.chassis.files import Files, fault_of
 from percolator.services.master.assignment import Assignment
 from percolator.services.master.cluster_map import ClusterMap, Table, Tablet, ttls_of
 from percolator.services.master.collection import Collection, CollectionTimes, OracleTime
@@ -25,6 +21,7 @@ from percolator.services.master.server_watch import ServerWatch, WatchTimes
 from percolator.services.master.table_changes import Creation, TableChanges
 from percolator.services.master.tablet_changes import Balance, BalanceLimits, TabletChanges
 from percolator.services.master.tablet_collection import TabletCollecting, scan_locks
+from percolator.services.master.tablet_data import TabletData
 from percolator.services.master.term import Term
 from percolator.v1.cluster_pb2 import Server, ServiceKind
 from percolator.world import Clock, World
@@ -96,22 +93,19 @@ class Removal:
     `run` has to run while this master leads.
 
     A deleted table is dropped when no lock in another table has its primary there: until then its
-    cells are the only evidence of those transactions' outcomes. Directories are removed after the
-    map no longer names them.
+    cells are the only evidence of those transactions' outcomes. The data of tablets are removed
+    after the map no longer names them.
     """
 
     def __init__(
-        self, world: World, files: Files, root: Path, store: MapStore, assignment: Assignment
+        self, world: World, data: TabletData, store: MapStore, assignment: Assignment
     ) -> None:
         self._world = world
-        self._files = files
-        self._root = root
+        self._data = data
         self._store = store
         self._assignment = assignment
         self._needed: set[int] = set()
         """Deleted tables that had to be kept in the last round."""
-        self._kept: dict[tuple[int, int], str] = {}
-        """Directories that could not be removed in the last round, and why."""
         self._troubles = [
             Trouble(_log, "deleted tables are not cleared up yet", level=logging.INFO),
             Trouble(_log, "what tablets have left is not removed yet", level=logging.INFO),
@@ -121,7 +115,7 @@ class Removal:
         """Runs until cancelled."""
         while True:
             await self._world.clock.sleep(_ROUND_SECONDS)
-            # Separately: directories are removed even while a tablet cannot be asked for locks.
+            # Separately: data are removed even while a tablet cannot be asked for locks.
             work = (self._drop_tables, self._remove_retired)
             for clear_up, trouble in zip(work, self._troubles, strict=True):
                 try:
@@ -168,17 +162,10 @@ class Removal:
         return {LockRecord.decode(cell.value).primary.table_id async for cell in locks}
 
     async def _remove_retired(self) -> None:
-        removed: list[tuple[int, int]] = []
-        kept: dict[tuple[int, int], str] = {}
-        for retired in self._store.current.retired:
-            table_id, tablet_id = retired
-            try:
-                if await self._removed(self._root / str(table_id), tablet_id):
-                    removed.append(retired)
-            except OSError as error:
-                # It may stay like this until an operator comes; all others are removed meanwhile.
-                kept[retired] = str(error)
-        self._tell(kept)
+        current = self._store.current
+        removed = await self._data.remove(
+            current.retired, current.tablets, self._store.leadership.check
+        )
         if not removed:
             return
 
@@ -187,34 +174,6 @@ class Removal:
             return replace(current, retired=left), None
 
         await self._store.change(decide)
-
-    def _tell(self, kept: dict[tuple[int, int], str]) -> None:
-        """Logs each problem once, since it occurs again every second."""
-        before, self._kept = self._kept, kept
-        for (table_id, tablet_id), problem in kept.items():
-            if before.get((table_id, tablet_id)) != problem:
-                _log.warning(
-                    "a directory that is no longer needed cannot be removed",
-                    directory=str(self._root / str(table_id) / str(tablet_id)),
-                    error=problem,
-                )
-
-    async def _removed(self, table: Path, tablet_id: int) -> bool:
-        """False if a process still writes there; then the next round tries again."""
-        directory = table / str(tablet_id)
-        try:
-            for name in await self._files.list(directory):
-                await remove_tree(self._files, directory / name)
-            await self._files.remove_directory(directory)
-            if not await self._files.list(table):
-                await self._files.remove_directory(table)
-        except FileNotFoundError:
-            return True
-        except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
-                raise
-            return False
-        return True
 
 
 _FORGET_SECONDS = 5.0
@@ -240,8 +199,7 @@ class Leader(Term[ClusterMap]):
     def __init__(
         self,
         world: World,
-        files: Files,
-        root: Path,
+        data: TabletData,
         store: MapStore,
         registry: Registry,
         times: MasterTimes,
@@ -278,7 +236,7 @@ class Leader(Term[ClusterMap]):
             times.collection,
             partial(TabletCollecting, world, store),
         )
-        self._removal = Removal(world, files, root, store, self.assignment)
+        self._removal = Removal(world, data, store, self.assignment)
         self._forgotten_at = self.now()
 
     def _start_work(self) -> None:
@@ -312,8 +270,7 @@ class Leader(Term[ClusterMap]):
 
 async def begin_tablet_term(
     world: World,
-    files: Files,
-    root: Path,
+    data: TabletData,
     registry: Registry,
     leadership: Leadership,
     *,
@@ -322,31 +279,19 @@ async def begin_tablet_term(
 ) -> Leader:
     """A term over tablets, with the map that the previous leader left."""
     store = await MapStore.load(leadership)
-    await _refuse_to_forget_tables(files, root, store)
-    return Leader(world, files, root, store, registry, times, tablets_max=tablets_max)
+    await _refuse_to_forget_tables(data, store)
+    return Leader(world, data, store, registry, times, tablets_max=tablets_max)
 
 
-async def _refuse_to_forget_tables(files: Files, root: Path, store: MapStore) -> None:
+async def _refuse_to_forget_tables(data: TabletData, store: MapStore) -> None:
     """A map that is missing, or older than the tables: with it, they would be gone without an
     error, and new tables would get their ids, and then find their cells."""
-    next_id = store.current.next_id
-    try:
-        later = [one for one in await files.list(root) if _is_id(one, next_id)]
-        for directory in (root / one for one in later):
-            if any(map(_is_id, await files.list(directory))):
-                # Or it is of the next master's map, if this one was paused since it read its.
-                await store.leadership.check()
-                raise StoreUnusable(
-                    f"{directory} is of a table that is newer than the master's map, which is "
-                    "missing or from an older copy: restore it, or move this directory away",
-                    fault=StoreFault.DAMAGED,
-                )
-    except OSError as error:
+    place = await data.newer_than(store.current.next_id)
+    if place is not None:
+        # Or it is of the next master's map, if this one was paused since it read its.
+        await store.leadership.check()
         raise StoreUnusable(
-            f"cannot list the tables in {root}: {error}", fault=fault_of(error)
-        ) from error
-
-
-def _is_id(name: str, least: int = 1) -> bool:
-    """True if it names the directory of a table or tablet with at least this id."""
-    return name.isdecimal() and name.isascii() and int(name) >= least
+            f"{place} is of a table that is newer than the master's map, which is missing or from "
+            "an older copy: restore it, or move these data away",
+            fault=StoreFault.DAMAGED,
+        )

@@ -46,6 +46,7 @@ from percolator.services.master.registry import Registry
 from percolator.services.master.row_term import begin_row_term
 from percolator.services.master.server_watch import WatchTimes
 from percolator.services.master.tablet_changes import BalanceLimits
+from percolator.services.master.tablet_data import DirectoryTablets
 from percolator.services.master.term import Term
 from percolator.timestamps import seconds_between
 from percolator.v1 import cluster_pb2, master_pb2
@@ -329,8 +330,7 @@ def _made(
     begin = partial(
         begin_tablet_term,
         world,
-        store.files,
-        store.root,
+        DirectoryTablets(store.files, store.root),
         registry,
         times=times,
         tablets_max=settings.tablets_max,

@@ -36,6 +36,7 @@ from percolator.services.master.map_store import decoded
 from percolator.services.master.master import Master
 from percolator.services.master.registry import Registry
 from percolator.services.master.server_watch import WatchTimes
+from percolator.services.master.tablet_data import DirectoryTablets
 from percolator.services.oracle.service import OracleSettings, oracle_service
 from percolator.services.tabletserver.service import tablet_server
 from percolator.services.tabletserver.settings import TabletServerSettings
@@ -260,7 +261,9 @@ class Masters:
         coordinator = DirectoryCoordinator(files, clock, ROOT, looks)
         watch = WatchTimes(lease_seconds=_LEASE_SECONDS, ask_seconds=_ASK_SECONDS)
         times = MasterTimes(watch, collection=_COLLECTION, gather_seconds=0.1)
-        begin = partial(begin_tablet_term, world, files, ROOT, registry, times=times)
+        begin = partial(
+            begin_tablet_term, world, DirectoryTablets(files, ROOT), registry, times=times
+        )
         master = Master(world, own, coordinator, registry, begin, decoded)
         cluster = ClusterHandler(clock, identity, own, registry, master)
         incarnation.listen(

@@ -43,6 +43,7 @@ from percolator.services.master.map_store import decoded
 from percolator.services.master.master import Master
 from percolator.services.master.registry import Registry
 from percolator.services.master.tablet_changes import BalanceLimits
+from percolator.services.master.tablet_data import DirectoryTablets
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import cells_pb2, cluster_pb2
 from percolator.v1 import lockservice_pb2 as locks
@@ -195,7 +196,9 @@ class ModelCluster:
             own,
             coordinator,
             registry,
-            partial(begin_tablet_term, self.world, files, ROOT, registry, times=times),
+            partial(
+                begin_tablet_term, self.world, DirectoryTablets(files, ROOT), registry, times=times
+            ),
             decoded,
         )
         tasks = [asyncio.create_task(master.run()), asyncio.create_task(master.keep_listed())]

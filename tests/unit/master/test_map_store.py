@@ -32,6 +32,7 @@ from percolator.services.master.cluster_map import ClusterMap, Observer, Table, 
 from percolator.services.master.leader import begin_tablet_term
 from percolator.services.master.map_store import MapStore
 from percolator.services.master.tablet_changes import BalanceLimits, next_move
+from percolator.services.master.tablet_data import DirectoryTablets
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire import methods
@@ -128,7 +129,7 @@ async def test_a_former_leader_does_not_ask_for_its_successors_tables_to_be_move
     monkeypatch.setattr(leadership, "get", get)
     world = World(clock, anything, Random(1))
     with pytest.raises(error):
-        await begin_tablet_term(world, files, ROOT, anything, leadership)
+        await begin_tablet_term(world, DirectoryTablets(files, ROOT), anything, leadership)
     await leadership.resign()
 
 
