@@ -139,11 +139,14 @@ BatchT = TypeVar("BatchT", bound=StorageBatch)
 class Storage(Protocol[BatchT]):
     """An ordered map from bytes to bytes on one disk: the storage of a tablet.
 
-    It is used from one event loop; only the disk access of `write` may run elsewhere.
+    Keys that begin with FF are its own: cursors may show them. It is used from one event loop; only
+    the disk access of `write` may run elsewhere.
     """
 
     failures: tuple[type[Exception], ...]
     """Errors of any method or cursor if the disk fails or the stored data is damaged."""
+    is_cache: bool
+    """True if what has failed is made anew from elsewhere when the storage is opened again."""
 
     def fault(self, error: Exception) -> StoreFault:
         """The kind of fault behind one of the `failures`."""

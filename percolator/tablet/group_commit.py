@@ -29,7 +29,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from percolator.errors import ExecutionUnknown, NotExecuted, Overloaded, PercolatorError
+from percolator.errors import (
+    ExecutionUnknown,
+    NotExecuted,
+    NotReady,
+    Overloaded,
+    PercolatorError,
+)
 from percolator.formats.records import too_old
 from percolator.tablet import opening
 from percolator.tablet.cells import STATISTICS_KEY, cells_locked_by
@@ -178,6 +184,9 @@ class GroupCommit:
                 owned = await state.owned()
         except state.storage.failures as error:
             return unknown(ExecutionUnknown(f"the write failed: {state.storage_failed(error)}"))
+        except NotReady as error:
+            # The batch changes nothing, but may tell of what an earlier copy of it has done.
+            return unknown(ExecutionUnknown(f"it may have been done before: {error}"))
         if not owned:
             return unknown(ExecutionUnknown(f"it may have been done: {state.closed_because}"))
         return None

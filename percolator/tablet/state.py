@@ -89,7 +89,9 @@ class Ownership(Protocol):
         """True if it is held. Blocks, so call it from a thread that waits for the disk anyway."""
 
     async def is_held(self) -> bool:
-        """As above, without blocking. One look answers every call made before it began."""
+        """As above, without blocking. One look answers every call made before it began. Raises
+        `NotReady` if the store does not say: then it may be held or not, and nothing is answered.
+        """
 
 
 # How far the history of a tablet's cells may have been collected.
@@ -681,13 +683,13 @@ class TabletState:
     async def require_ownership(self) -> None:
         """Call this after the work and before sending its response: if the tablet is still held
         now, no newer owner had served anything when the work was done. Otherwise this closes the
-        tablet and raises."""
+        tablet and raises. A store that does not say leaves it open, and raises `NotReady`."""
         self.require_open()
         self._heard(is_held=await self._ownership.is_held())
         self.require_open()
 
     async def owned(self) -> bool:
-        """Like `require_ownership`, for callers that answer *unknown* instead of raising."""
+        """Like `require_ownership`, for callers that answer *unknown* if it is lost."""
         if self.closed_because is None:
             self._heard(is_held=await self._ownership.is_held())
         return self.closed_because is None
@@ -725,7 +727,10 @@ class TabletState:
         return unusable
 
     def unreadable(self, error: Exception) -> StoreUnusable:
-        """The error for a failed read. It fails only the request: other rows may be fine."""
+        """The error for a failed read. It fails only the request, since other rows may be fine,
+        unless the tablet only has to be opened again."""
+        if self.storage.is_cache:
+            return self.storage_failed(error)
         return StoreUnusable(
             f"{self.identity} cannot be read: {error}", fault=self.storage.fault(error)
         )

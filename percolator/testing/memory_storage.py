@@ -72,6 +72,7 @@ class MemoryStorage:
     """An ordered map over a `DurableMemory`."""
 
     failures: tuple[type[Exception], ...] = (OSError,)
+    is_cache = False
 
     def __init__(self, disk: DurableMemory | None = None) -> None:
         self.disk = disk or DurableMemory()

@@ -5,10 +5,9 @@ LevelDBStorage        one open tablet
 SharedDirectoryStore  all tablets of a server, each owned by epoch
 DiskSpace             refuses writes before the disk is full
 
-`TabletStore` is the interface that the rest of a tablet server uses. `SharedDirectoryStore` is its
-only implementation: LevelDB directories below a store root that every server of the cluster can
-open, owned by epoch (see `epoch_directory`). A store that replicates each tablet's log would be
-another one.
+`TabletStore` is the interface that the rest of a tablet server uses. `SharedDirectoryStore` has
+LevelDB directories below a store root that every server of the cluster can open, owned by epoch
+(see `epoch_directory`). `BucketTabletStore` (bucket_store.py) has each tablet's log in a bucket.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from structlog.stdlib import BoundLogger
 
@@ -45,6 +44,8 @@ from percolator.tasks import Tasks
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_ROLLBACK
 from percolator.world import Clock, Storage
+
+T = TypeVar("T")
 
 # Cloning a LevelDB directory whose former owner may still be writing into it.
 #
@@ -180,6 +181,7 @@ class LevelDBStorage:
     """
 
     failures: tuple[type[Exception], ...] = (leveldb.Error, OSError)
+    is_cache = False
 
     def __init__(
         self,
@@ -189,11 +191,14 @@ class LevelDBStorage:
         *,
         create: bool = False,
         slow: DiskThreads | None = None,
+        synced: bool = True,
     ) -> None:
         """Opens the database in an existing directory: replays the log, 7.5 ms per MB. Blocks.
 
         `create` allows a new database if there is none. In `slow` run compactions and the
-        closing flush, which may take seconds, instead of in `threads`. Raises `StoreUnusable`.
+        closing flush, which may take seconds, instead of in `threads`. Unless it is `synced`, a
+        batch survives the end of the process, but not of the machine, and a damaged log is refused
+        instead of read as far as it goes. Raises `StoreUnusable`.
         """
         self._directory = directory
         self._threads = threads
@@ -211,6 +216,7 @@ class LevelDBStorage:
                 bloom_filter_bits=options.bloom_bits_per_key,
                 max_open_files=options.open_files_max,
                 compression="snappy" if options.compressed else None,
+                paranoid_checks=not synced,
             )
         except self.failures as error:
             raise StoreUnusable(
@@ -220,7 +226,7 @@ class LevelDBStorage:
         # LevelDB's own methods: a Python function around them would double the cost.
         self.get = self._database.get
         self.cursor = self._database.raw_iterator
-        self.batch = partial(self._database.write_batch, sync=True)
+        self.batch = partial(self._database.write_batch, sync=synced)
         # Closing LevelDB while a thread compacts it would crash the process.
         self._compacting = asyncio.Lock()
         self._tasks = Tasks()
@@ -262,13 +268,16 @@ class LevelDBStorage:
         if not self._compacting.locked():
             self._database.close()
 
-    async def _alone(self, work: Callable[[], None]) -> None:
+    async def _alone(self, work: Callable[[], T]) -> T | None:
+        """The result; None if the database was closed before."""
         async with self._compacting:
+            done = None
             if not self._database.closed and not self._abandoned:
-                await self._slow.run(work)
+                done = await self._slow.run(work)
             # Not before: that would close the database under the compaction.
             if self._abandoned:
                 self._database.close()
+            return done
 
     def _flush(self) -> None:
         # LevelDB flushes its memtable before any manual compaction; this one finds no table.

@@ -389,7 +389,7 @@ class ServedTablet:
         backoff = Backoff(shared.clock, shared.random, REOPEN_SECONDS_MIN, REOPEN_SECONDS_MAX)
         trouble = Trouble(self._log, "tablet cannot be opened yet")
         while not self._closed:
-            if not await self._ownership.is_held():
+            if not await self._may_be_held():
                 # Anything that is found there belongs to another owner.
                 self._log.warning("tablet lost to a later owner before it could be reopened")
                 self._lose()
@@ -406,6 +406,13 @@ class ServedTablet:
                 shared.events.reopened += 1
                 return
             await shared.clock.sleep(pause)
+
+    async def _may_be_held(self) -> bool:
+        try:
+            return await self._ownership.is_held()
+        except NotReady:
+            # The store does not say. Opening the tablet asks again, and finds what to do.
+            return True
 
     def _stop_waiting(self) -> None:
         # Called while nothing else changes this tablet, so that this cuts short only a pause.

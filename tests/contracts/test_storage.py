@@ -1,4 +1,4 @@
-"""Promises of every `Storage`: the same tests for the one in memory and the one on LevelDB."""
+"""Promises of every `Storage`: the same tests for those in memory, on LevelDB and in a bucket."""
 
 from __future__ import annotations
 
@@ -11,18 +11,26 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from percolator.bucket.bucket import Bucket
 from percolator.errors import InvariantViolation, StoreFault, StoreUnusable
 from percolator.services.chassis.files import DiskThreads, Files, RealFiles, replace_durably
+from percolator.services.tabletserver.bucket_store import BucketOwnership, BucketTabletStore
+from percolator.services.tabletserver.leveldb_cache import LevelDBCaches
 from percolator.services.tabletserver.storage import (
+    Ancestry,
     LevelDBOptions,
     LevelDBStorage,
     write_buffer_bytes,
 )
+from percolator.tablet.state import TabletIdentity
+from percolator.tasks import Tasks
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
-from percolator.world import Cursor, Storage
+from percolator.world import Cursor, MachineClock, Random, Storage
+from tests.doubles.bucket_in_memory import BucketInMemory
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 
 pytestmark = pytest.mark.real_time  # LevelDB writes in a thread
@@ -31,14 +39,14 @@ pytestmark = pytest.mark.real_time  # LevelDB writes in a thread
 class Place(Protocol):
     """A place where a storage can be opened again and again."""
 
-    def open(self) -> Storage[Any]: ...
+    async def open(self) -> Storage[Any]: ...
 
 
 class MemoryPlace:
     def __init__(self) -> None:
         self.disk = DurableMemory()
 
-    def open(self) -> Storage[Any]:
+    async def open(self) -> Storage[Any]:
         return MemoryStorage(self.disk)
 
 
@@ -47,9 +55,30 @@ class LevelDBPlace:
         self._directory = directory
         self._pool = pool
 
-    def open(self) -> Storage[Any]:
+    async def open(self) -> Storage[Any]:
         self._directory.mkdir(exist_ok=True)
         return LevelDBStorage(self._directory, self._pool, LevelDBOptions(), create=True)
+
+
+class BucketPlace:
+    """The log in a bucket in memory, and a cache on LevelDB."""
+
+    def __init__(self, directory: Path, pool: DiskThreads) -> None:
+        directory.mkdir()
+        clock, random = MachineClock(), Random(1)
+        bucket = Bucket(
+            BucketInMemory(clock, random, Tasks()), clock, random, attempt_seconds=1.0, seconds=5.0
+        )
+        caches = LevelDBCaches(directory, pool, random)
+        log = structlog.stdlib.get_logger("test")
+        self._store = BucketTabletStore(bucket, caches, clock, random, log)
+        self._ownership: BucketOwnership | None = None
+
+    async def open(self) -> Storage[Any]:
+        if self._ownership is None:
+            tablet = TabletIdentity(1, 1, 1, b"", b"")
+            self._ownership = await self._store.take_over(tablet, Ancestry())
+        return await self._store.open(self._ownership, open_tablets=1)
 
 
 @pytest.fixture
@@ -58,14 +87,27 @@ def pool() -> Iterator[DiskThreads]:
         yield pool
 
 
-@pytest.fixture(params=["memory", "leveldb"])
+KINDS = ("memory", "leveldb", "bucket")
+
+
+def place_of(kind: str, directory: Path, pool: DiskThreads) -> Place:
+    match kind:
+        case "memory":
+            return MemoryPlace()
+        case "leveldb":
+            return LevelDBPlace(directory / "tablet", pool)
+        case _:
+            return BucketPlace(directory / "caches", pool)
+
+
+@pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path, pool: DiskThreads) -> Place:
-    return MemoryPlace() if request.param == "memory" else LevelDBPlace(tmp_path / "tablet", pool)
+    return place_of(request.param, tmp_path, pool)
 
 
 @asynccontextmanager
 async def opened(place: Place) -> AsyncIterator[Storage[Any]]:
-    storage = place.open()
+    storage = await place.open()
     try:
         yield storage
     finally:
@@ -98,9 +140,10 @@ async def write(storage: Storage[Any], **entries: str | None) -> None:
 
 
 def forwards(cursor: Cursor, start: bytes) -> list[tuple[bytes, bytes]]:
+    """The entries from a key on, without the storage's own."""
     cursor.seek(start)
     found = []
-    while cursor.valid():
+    while cursor.valid() and cursor.key() < b"\xff":
         found.append(cursor.item())
         cursor.next()
     return found
@@ -193,22 +236,26 @@ async def test_the_size_of_a_range_grows_with_what_is_in_it(place: Place) -> Non
         assert storage.approximate_bytes(b"x", b"y") == 0
 
 
+FENCE = b"\xfe"
+"""Stands between the keys of a tablet and those that are the storage's own."""
+KEYS = st.binary(max_size=3).filter(lambda key: key < FENCE)
 CHANGES = st.lists(
-    st.dictionaries(st.binary(max_size=3), st.none() | st.binary(max_size=3), max_size=8),
+    st.dictionaries(KEYS, st.none() | st.binary(max_size=3), max_size=8),
     max_size=6,
 )
 
 
 @settings(max_examples=40, deadline=None)
-@given(batches=CHANGES, start=st.binary(max_size=3))
-@pytest.mark.parametrize("kind", ["memory", "leveldb"])
+@given(batches=CHANGES, start=KEYS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_any_storage_is_a_sorted_map(
     kind: str, batches: list[dict[bytes, bytes | None]], start: bytes
 ) -> None:
     async def check(place: Place) -> None:
         model: dict[bytes, bytes] = {}
         async with opened(place) as storage:
-            for changes in batches:
+            fence: dict[bytes, bytes | None] = {FENCE: b""}
+            for changes in [fence, *batches]:
                 await write_all(storage, changes)
                 merged = model | changes
                 model = {key: value for key, value in merged.items() if value is not None}
@@ -228,11 +275,8 @@ def test_any_storage_is_a_sorted_map(
             )
             cursor.close()
 
-    if kind == "memory":
-        asyncio.run(check(MemoryPlace()))
-    else:
-        with tempfile.TemporaryDirectory() as directory, DiskThreads(1, "leveldb") as pool:
-            asyncio.run(check(LevelDBPlace(Path(directory) / "tablet", pool)))
+    with tempfile.TemporaryDirectory() as directory, DiskThreads(1, "leveldb") as pool:
+        asyncio.run(check(place_of(kind, Path(directory), pool)))
 
 
 # ------------------------------------------------------------------- what only memory can show

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import pytest
 
-from percolator.errors import CellAddress, PercolatorError
+from percolator.errors import CellAddress, NotReady, PercolatorError
 from percolator.formats.records import (
     KIND_LOCK_ONLY,
     KIND_PUT,
@@ -115,6 +115,8 @@ class Rig:
         self.disk = disk or SlowDisk()
         self.clock = clock or VirtualClock(asyncio.get_running_loop())
         self.owner = True
+        self.store_is_silent = False
+        """The store does not say who owns the tablet."""
         self.owner_checks = 0
         self.closed: list[PercolatorError] = []
         self.tablet = Tablet(
@@ -143,6 +145,8 @@ class Rig:
 
     def _still_owner(self) -> bool:
         self.owner_checks += 1
+        if self.store_is_silent:
+            raise NotReady("the store is silent")
         return self.owner
 
     async def open(self) -> Self:

@@ -343,6 +343,21 @@ async def test_a_batch_of_refusals_writes_nothing_but_still_checks_the_ownership
     assert [result.outcome for result in await rig.mutate(question)] == [UNKNOWN]
 
 
+async def test_refusals_are_unknown_while_the_store_does_not_say_who_owns_the_tablet(
+    rig: Rig,
+) -> None:
+    """A refusal may tell of the caller's own commit, which "not executed" would deny."""
+    await rig.apply(written(b"taken", 5, 6))
+    question = mutation(b"taken", conditions=[condition(WRITE, ABSENT)])
+    rig.store_is_silent = True
+    assert [result.outcome for result in await rig.mutate(question)] == [UNKNOWN]
+    with pytest.raises(NotReady):
+        await rig.read(b"taken", 30)
+    assert rig.closed == []
+    rig.store_is_silent = False
+    assert [result.outcome for result in await rig.mutate(question)] == [REFUSED]
+
+
 async def test_a_deposed_owner_answers_neither_reads_nor_pages(rig: Rig) -> None:
     await rig.apply(written(b"a", 5, 6), written(b"b", 5, 6))
     pages = rig.tablet.scan(

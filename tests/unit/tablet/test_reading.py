@@ -308,6 +308,17 @@ async def test_an_unreadable_record_fails_the_request_and_not_the_tablet() -> No
     assert rig.closed == []
 
 
+async def test_an_unreadable_cache_closes_the_tablet_which_is_made_again() -> None:
+    storage = UnreadableStorage(DurableMemory())
+    storage.is_cache = True
+    rig = await Rig(storage=storage).open()
+    await rig.apply(written(b"a", 5, 6, b"value"))
+    storage.damaged = True
+    with pytest.raises(StoreUnusable):
+        await rig.read(b"a", 30)
+    assert [type(error) for error in rig.closed] == [StoreUnusable]
+
+
 async def test_a_write_record_without_its_value_is_reported(rig: Rig) -> None:
     await rig.apply(mutation(b"a", APART))
     with pytest.raises(InvariantViolation):

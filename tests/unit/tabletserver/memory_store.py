@@ -37,15 +37,18 @@ COMMIT = START + 1
 
 @dataclass
 class MemoryOwnership:
-    """Stands until `lost`."""
+    """Stands until `lost`. While the store is `silent`, it does not say."""
 
     identity: TabletIdentity
     lost: bool = False
+    silent: bool = False
 
     def is_held_blocking(self) -> bool:
         return not self.lost
 
     async def is_held(self) -> bool:
+        if self.silent:
+            raise NotReady("the store does not answer")
         return self.is_held_blocking()
 
 

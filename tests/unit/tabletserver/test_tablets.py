@@ -224,6 +224,23 @@ async def test_a_failed_write_is_unknown_and_the_tablet_opens_again_by_itself(
     assert serving.tablets.events.reopened == 1
 
 
+async def test_a_tablet_opens_again_although_the_store_does_not_say_who_owns_it(
+    serving: Machine,
+) -> None:
+    """Opening asks again. Until it has succeeded, no request is answered as if it were owned."""
+    serving.store.owners[1].silent = True
+    serving.store.disks[1].failures = 1
+    serving.store.open_fails = StoreUnusable("silent", fault=StoreFault.INPUT_OUTPUT)
+    await serving.mutate(put(1, b"row"))
+    await serving.clock.sleep(1)
+    assert (await serving.refusal(put(1, b"row"))).HasField("not_ready")
+    serving.store.open_fails = None
+    serving.store.owners[1].silent = False
+    await serving.clock.sleep(2 * REOPEN_SECONDS_MAX)
+    assert await serving.value(1, b"row") == b"v"
+    assert (serving.tablets.events.reopened, serving.tablets.events.lost) == (1, 0)
+
+
 async def test_a_full_disk_at_reopening_is_tried_until_it_is_not_full(serving: Machine) -> None:
     serving.store.disks[1].failures = 1
     serving.store.open_fails = disk_full()
