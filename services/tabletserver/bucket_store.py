@@ -130,15 +130,9 @@ class BucketOwnership:
 
     async def is_held(self) -> bool:
         """True if nobody had taken over before. Raises `NotReady` if the bucket does not say."""
-        return not self.is_lost and await self._shared()
+        return not self.is_lost and (self.log.has_lease() or await self._shared())
 
     async def _look(self) -> bool:
-        if self.is_in_doubt:
-            raise NotReady(
-                f"{self.identity} has to be opened again: whether its last entry is in its log is "
-                "unknown",
-                retry_after_seconds=_AGAIN_SECONDS,
-            )
         try:
             return await self.log.is_held()
         except PercolatorError as error:
@@ -152,8 +146,8 @@ class BucketOwnership:
 
 
 @dataclass(frozen=True)
-class CheckpointLimits:
-    """How much of a log an owner leaves to be read by the next one."""
+class LogSettings:
+    """How the log of a tablet is written, and how much of it an owner leaves to the next one."""
 
     bytes_max: int = 32 * MEBIBYTE
     """So many bytes of entries after the last checkpoint, and another one is made. With fewer, the
@@ -162,6 +156,10 @@ class CheckpointLimits:
     """So many entries, each of which is read by a call of its own."""
     entries_at_close_max: int = 64
     """A tablet that is closed leaves at most so many, if the bucket answers."""
+    interval_seconds: float = 0.0
+    """The least time between two entries."""
+    lease_seconds: float = 0.0
+    """How long a tablet is read without a look at the bucket; 0: never."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +170,7 @@ class Environment:
     clock: Clock
     random: Random
     log: BoundLogger
-    limits: CheckpointLimits
+    settings: LogSettings
 
 
 class NotAppended(Exception):
@@ -217,7 +215,7 @@ class BucketStorage:
         self._troubles: tuple[type[Exception], ...] = (*self.failures, PercolatorError, LogMoved)
         self._ownership = ownership
         self._cache = cache
-        self._limits = environment.limits
+        self._settings = environment.settings
         self._clock = environment.clock
         self._random = environment.random
         self._log = environment.log.bind(tablet=ownership.identity.tablet_id)
@@ -333,10 +331,10 @@ class BucketStorage:
     @property
     def _is_due(self) -> bool:
         entries, total = self._since
-        limits = self._limits
+        settings = self._settings
         # What was split off depends on its parent's log until it has a checkpoint of its own.
         is_child = bool(self._ownership.log.base.segments)
-        return entries > limits.entries_max or total > limits.bytes_max or is_child
+        return entries > settings.entries_max or total > settings.bytes_max or is_child
 
     async def _checkpoint(self) -> None:
         """Makes a checkpoint while the tablet serves: until it succeeds."""
@@ -383,7 +381,7 @@ class BucketStorage:
     async def _leave_checkpoint(self) -> None:
         ready = self._ready
         if ready is None or self._checkpoints.is_too_old:
-            if self._since.entries <= self._limits.entries_at_close_max and not self._is_due:
+            if self._since.entries <= self._settings.entries_at_close_max and not self._is_due:
                 return
             ready = await self._uploaded()
         number = await self._append(b"", ready.base)
@@ -412,19 +410,26 @@ class BucketTabletStore:
         clock: Clock,
         random: Random,
         log: BoundLogger,
-        limits: CheckpointLimits = CheckpointLimits(),
+        settings: LogSettings = LogSettings(),
     ) -> None:
         self._bucket = bucket
         self._caches = caches
         self._log = log
-        self._environment = Environment(bucket, clock, random, log, limits)
+        self._environment = Environment(bucket, clock, random, log, settings)
         self._owned: dict[int, BucketOwnership] = {}
         self._tidying = asyncio.Lock()
         """Held while idle caches are deleted, and while one of them begins to be used."""
 
     async def take_over(self, tablet: TabletIdentity, ancestry: Ancestry) -> BucketOwnership:
-        folder = folder_of(tablet.tablet_id)
-        log = TabletLog(self._bucket, self._environment.random, folder, tablet.epoch)
+        settings = self._environment.settings
+        log = TabletLog(
+            self._bucket,
+            self._environment.random,
+            folder_of(tablet.tablet_id),
+            tablet.epoch,
+            interval_seconds=settings.interval_seconds,
+            lease_seconds=settings.lease_seconds,
+        )
         try:
             first = await self._inherited(tablet, ancestry)
             served_epoch = ancestry.served_epoch

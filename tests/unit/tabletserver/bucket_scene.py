@@ -18,7 +18,7 @@ from percolator.services.tabletserver.bucket_store import (
     BucketOwnership,
     BucketStorage,
     BucketTabletStore,
-    CheckpointLimits,
+    LogSettings,
 )
 from percolator.services.tabletserver.storage import Ancestry
 from percolator.tablet.state import TabletIdentity
@@ -77,7 +77,7 @@ class Machine:
             scene.clock,
             scene.random,
             scene.log,
-            scene.limits,
+            scene.settings,
         )
 
     async def _step(self, operation: str) -> None:
@@ -107,12 +107,12 @@ class Scene:
     """A bucket, and machines."""
 
     def __init__(
-        self, tasks: Tasks, faults: BucketFaults | None, seed: int, limits: CheckpointLimits
+        self, tasks: Tasks, faults: BucketFaults | None, seed: int, settings: LogSettings
     ) -> None:
         self.clock = VirtualClock(asyncio.get_running_loop())
         self.random = Random(seed)
         self.objects = WatchedBucket(tasks, faults, seed)
-        self.limits = limits
+        self.settings = settings
         self.seconds = 10.0
         """How long a call to the bucket is repeated."""
         self.said = CapturingLogger()
@@ -125,18 +125,18 @@ class Scene:
         return [call for call in self.said.calls if call.kwargs.get("event") == event]
 
 
-MANY = CheckpointLimits()
-FEW = CheckpointLimits(bytes_max=10_000, entries_max=10, entries_at_close_max=3)
+MANY = LogSettings()
+FEW = LogSettings(bytes_max=10_000, entries_max=10, entries_at_close_max=3)
 
 
 @asynccontextmanager
 async def scene(
-    faults: BucketFaults | None = None, seed: int = 1, limits: CheckpointLimits = MANY
+    faults: BucketFaults | None = None, seed: int = 1, settings: LogSettings = MANY
 ) -> AsyncIterator[Scene]:
     """Ends with everything that is on its way in the bucket."""
     tasks = Tasks()
     try:
-        yield Scene(tasks, faults, seed, limits)
+        yield Scene(tasks, faults, seed, settings)
     finally:
         await tasks.cancel()
 

@@ -11,7 +11,7 @@ import pytest
 
 from percolator.bucket.checkpoint import POSITION_KEY, PUBLISH_SECONDS_MAX, Position
 from percolator.errors import NotReady, StoreFault, StoreUnusable, TabletMoved
-from percolator.services.tabletserver.bucket_store import NotAppended
+from percolator.services.tabletserver.bucket_store import LogSettings, NotAppended
 from percolator.services.tabletserver.storage import Ancestry
 from percolator.tablet.state import TabletIdentity
 from tests.doubles.bucket_in_memory import BucketFaults
@@ -40,7 +40,7 @@ async def many() -> AsyncIterator[Scene]:
 @asynccontextmanager
 async def few() -> AsyncIterator[Scene]:
     """A checkpoint is due after ten entries."""
-    async with scene(limits=FEW) as found:
+    async with scene(settings=FEW) as found:
         yield found
 
 
@@ -170,6 +170,18 @@ async def test_a_takeover_that_the_bucket_does_not_answer_is_refused_with_its_ca
     with pytest.raises(StoreUnusable, match="no answer") as refused:
         await many.machine().own()
     assert refused.value.fault is StoreFault.INPUT_OUTPUT
+
+
+async def test_with_a_lease_a_tablet_is_read_without_the_bucket_and_its_successor_waits() -> None:
+    async with scene(settings=LogSettings(lease_seconds=3.0)) as found:
+        ownership = await found.machine().own()
+        found.objects.answers.clear()
+        assert await ownership.is_held()
+        found.objects.answers.set()
+        began = found.clock.monotonic_seconds()
+        await put(await found.machine().serve(epoch=2), a="1")
+        assert found.clock.monotonic_seconds() - began >= 3.0
+        assert not await ownership.is_held()
 
 
 # ------------------------------------------------------------------- checkpoints
