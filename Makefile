@@ -101,11 +101,11 @@ ELSEWHERE := --ignore=tests/spark --ignore=tests/unit/spark --ignore=tests/rust 
 # Tests that start processes wait for them; a third worker uses the cores meanwhile.
 test: TEST_WORKERS := 3
 test: $(READY) $(PROTOS_READY) ## Run everything that needs neither Java, Rust nor Docker (several minutes)
-	$(PYTEST) $(SPREAD) -m "not chaos and not bigtable and not spark" $(ELSEWHERE) tests
+	$(PYTEST) $(SPREAD) -m "not chaos and not bigtable and not bucket and not spark" $(ELSEWHERE) tests
 
 .PHONY: test-fast
 test-fast: $(READY) $(PROTOS_READY) ## Run only what runs inside one process (a few minutes)
-	$(PYTEST) $(SPREAD) -m "not integration and not chaos and not bigtable and not spark" $(ELSEWHERE) tests
+	$(PYTEST) $(SPREAD) -m "not integration and not chaos and not bigtable and not bucket and not spark" $(ELSEWHERE) tests
 
 NEWEST := var/newest
 # Each dependency of users is called directly by one of these.
@@ -140,6 +140,11 @@ emulator: ## Build Google's emulator of Bigtable from Debian's packages, install
 test-bigtable: $(SPARK_CLASSES) emulator ## Test the cells in Bigtable's emulator (needs apt, once, and Java 17)
 	@tests/spark/ensure-java
 	$(PYTEST) $(SPREAD) -m bigtable tests/contracts tests/bigtable tests/spark
+
+.PHONY: test-bucket
+test-bucket: $(READY) ## Test buckets on a Ceph of its own, whose parts are killed (installs Debian's packages; 2 minutes)
+	@tests/bucket/ensure-ceph
+	$(PYTEST) -m bucket --durations=5 tests/contracts/test_bucket.py tests/bucket
 
 # ------------------------------------------------------------------------------ simulation
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests import loop_reports
+from tests.bucket.ceph import Ceph, started_ceph
 from tests.simulation.virtual_time import run_virtually
 
 # The same examples in every run, and no wall-clock limit on one: a loaded machine is not a bug.
@@ -24,7 +25,14 @@ settings.load_profile("deterministic")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-REAL_TIME_MARKS = ("integration", "chaos", "spark", "bigtable", "real_time")
+REAL_TIME_MARKS = ("integration", "chaos", "spark", "bigtable", "bucket", "real_time")
+
+
+@pytest.fixture(scope="session")
+def ceph() -> Iterator[Ceph]:
+    """A store for all tests marked `bucket`, which leave it in one piece."""
+    with started_ceph() as store:
+        yield store
 
 
 @pytest.fixture(autouse=True)

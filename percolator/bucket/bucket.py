@@ -19,6 +19,7 @@ from percolator.bucket.port import (
     Stored,
     require_key,
 )
+from percolator.bucket.settings import Settings
 from percolator.errors import InvalidArgument, PercolatorError, Retry, StoreFault, StoreUnusable
 from percolator.errors import Unavailable as NoAnswer
 from percolator.wire.backoff import Backoff
@@ -103,6 +104,10 @@ class Bucket:
         """Deletes the object if there is one. No creation of it may be on its way, or follow."""
         require_key(key)
         await self._answer("delete", key, lambda: self._attempts.delete(key), self._deadline())
+
+    async def settings(self) -> Settings:
+        """Settings of the bucket, as far as the store tells them to this account."""
+        return await self._answer("ask for", "settings", self._attempts.settings, self._deadline())
 
     # ------------------------------------------------------------------ attempts
 

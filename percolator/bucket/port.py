@@ -25,6 +25,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, Protocol
 
+from percolator.bucket.settings import Settings
 from percolator.errors import InvalidArgument
 
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
@@ -82,6 +83,9 @@ class Attempts(Protocol):
 
     async def delete(self, key: str) -> None:
         """Deletes the object if there is one."""
+
+    async def settings(self) -> Settings:
+        """Settings of the bucket, as far as the store tells them to this account."""
 
 
 def require_key(key: str, field: str = "key") -> None:

@@ -2,7 +2,8 @@
 
 A store that ignores a condition answers as if it had kept it. So nothing is believed but what is
 read afterwards, and `Bucket` already reads what it has written: a second creation that is told
-"yes" is a broken promise.
+"yes" is a broken promise. Only for rules that would remove objects on a later day, the store has to
+be asked.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from statistics import median
 from typing import NamedTuple, TypeVar
 
 from percolator.bucket.bucket import Bucket, Written
+from percolator.bucket.settings import Settings
 from percolator.errors import PercolatorError, Retry, StoreUnusable
 from percolator.world import Clock
 
@@ -46,6 +48,8 @@ class Probe:
         self._written: dict[str, None] = {}
         self._seconds: dict[str, list[float]] = {}
         self._numbers = 0
+        self.warnings: list[str] = []
+        """What breaks no promise, but may cost money, or could not be found out."""
 
     async def verdicts(self) -> AsyncIterator[Verdict]:
         """One promise after the other. Raises what prevents any call at all."""
@@ -57,11 +61,18 @@ class Probe:
             ("of many who change one object, one wins", self._one_changes),
             ("what was written is read, found and listed at once", self._visible_at_once),
         ]
+        is_broken = False
         for promise, trial in trials:
             try:
-                yield Verdict(promise, await trial())
+                why = await trial()
             except StoreUnusable as error:
-                yield Verdict(promise, error.message)
+                why = error.message
+            is_broken = is_broken or bool(why)
+            yield Verdict(promise, why)
+        settings = await self._bucket.settings()
+        if not any(one.startswith("lifecycle") for one in settings.untold):
+            yield Verdict("no rule removes or archives objects", "; ".join(settings.removing))
+        self.warnings = _warnings(settings, is_broken=is_broken)
 
     def median_seconds(self) -> dict[str, float]:
         """How long each kind of call took, without rivals; deletions once all is cleaned up."""
@@ -191,6 +202,25 @@ class Probe:
         done = await call
         self._seconds.setdefault(verb, []).append(self._clock.monotonic_seconds() - began)
         return done
+
+
+def _warnings(settings: Settings, *, is_broken: bool) -> list[str]:
+    found = [
+        f"the store did not tell the bucket's {setting}: look yourself that nothing removes or "
+        "archives objects, and that no versions are kept"
+        for setting in settings.untold
+    ]
+    if settings.versioning == "Enabled" and not settings.removes_versions:
+        found.append(
+            "the bucket keeps all versions of an object (versioning): what is deleted or replaced "
+            "stays and is billed, until a rule with NoncurrentVersionExpiration removes it"
+        )
+    if settings.versioning == "Enabled" and is_broken:
+        found.append(
+            "versioning may be why promises are not kept: radosgw ignores conditions in a bucket "
+            "that keeps versions. Use another one, or suspend it"
+        )
+    return found
 
 
 def _winners(made: list[Written], do: str) -> str:

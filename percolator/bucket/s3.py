@@ -7,15 +7,24 @@ answer.
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from http import HTTPStatus
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Final
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
+import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import S3Store
 
 from percolator.bucket.place import BucketPlace
 from percolator.bucket.port import Doubtful, Head, Refused, Stored
+from percolator.bucket.settings import Settings, rules_for, versioning_of
 from percolator.errors import (
     InvalidArgument,
     PercolatorError,
@@ -29,6 +38,8 @@ if TYPE_CHECKING:
     from obstore.store import S3Config
 
 _CONNECT_SECONDS = 2.0
+_SIGNED_FOR = timedelta(seconds=60)
+_SETTING_BYTES_MAX = 1 << 20
 _FAILURES: Final = (BaseError, FileNotFoundError)
 
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -37,6 +48,7 @@ _MESSAGE = re.compile(r"<Message>\s*([^<]*?)\s*</Message>")
 _MACHINE_ROLE = re.compile(r"https?://[^/\s]+/latest/(api/token|meta-data)")
 """In the report that no credentials were found: obstore asks for the machine's role at last."""
 _NO_BUCKET = {"NoSuchBucket", "InvalidBucketName"}
+_NO_RULES = "NoSuchLifecycleConfiguration"
 _OTHER_REGION = {
     "AuthorizationHeaderMalformed",
     "IllegalLocationConstraintException",
@@ -59,8 +71,18 @@ _LASTING = {400, 401, 403, 404, 405, 411, 413, 414, 501, 505}
 class S3Attempts:
     """The attempts of the port, on a store of obstore that makes no retries."""
 
-    def __init__(self, store: S3Store, place: BucketPlace) -> None:
+    def __init__(
+        self,
+        store: S3Store,
+        store_at: Callable[[str], S3Store],
+        place: BucketPlace,
+        attempt_seconds: float,
+    ) -> None:
+        """`store_at` opens the bucket at another address."""
         self._store = store
+        self._store_at = store_at
+        self._prefix = place.prefix
+        self._attempt_seconds = attempt_seconds
         self._name = str(place)
         self._endpoint = place.endpoint or "the endpoint"
 
@@ -122,6 +144,46 @@ class S3Attempts:
         except _FAILURES as error:
             self._require_absent(error)
 
+    async def settings(self) -> Settings:
+        """Settings of the bucket, as far as the store tells them to this account."""
+        versioning, untold = "", list[str]()
+        try:
+            versioning = versioning_of(await self._setting("versioning"))
+        except ValueError as error:
+            untold.append(f"versioning ({error})")
+        rules = Settings()
+        try:
+            if answer := await self._setting("lifecycle"):
+                rules = rules_for(answer, self._prefix)
+        except ValueError as error:
+            untold.append(f"lifecycle ({error})")
+        return rules._replace(versioning=versioning, untold=tuple(untold))
+
+    async def _setting(self, name: str) -> bytes:
+        """The store's answer for a setting of the bucket; empty if it has none.
+
+        Raises `ValueError` if the store does not tell. obstore has no call for it, but signs
+        addresses, with whatever credentials it has. It ends one with the key of an object, which
+        is why that becomes part of a parameter: S3 ignores those that begin with "x-"."""
+        try:
+            signed = await obstore.sign_async(self._store, "GET", "key", _SIGNED_FOR)
+            object_address = signed.partition("?")[0]
+            address = object_address.removesuffix("/key").removesuffix(f"/{self._prefix}")
+            store = self._store_at(f"{address}?{name}=&x-percolator=")
+            signed = await obstore.sign_async(store, "GET", "", _SIGNED_FOR)
+        except _FAILURES as error:
+            raise self._meaning(error) from error
+        status, body = await asyncio.to_thread(_fetched, signed, self._attempt_seconds)
+        if status == HTTPStatus.OK:
+            return body
+        text = f"status code: {status}: {body.decode(errors='replace')}"
+        code = _CODE.search(text)
+        if code and code[1] == _NO_RULES:
+            return b""
+        if self._lasting(text, status, code[1] if code else "") is not None:
+            raise ValueError(_answer(text))
+        raise Doubtful(_answer(text))
+
     def _require_absent(self, error: Exception) -> None:
         """Raises what the answer means, unless it is that there is no such object."""
         code = _CODE.search(str(error))
@@ -171,11 +233,17 @@ class S3Attempts:
         return None
 
     def _silence(self, text: str) -> str:
+        if "kind: Connect" in text and "kind: InvalidData" in text:
+            return f"{self._endpoint} does not speak TLS, or its certificate is not trusted"
         if "kind: Connect" in text:
             why = "the name is unknown: " if "dns error" in text else ""
             return f"{why}no connection to {self._endpoint}"
         if "kind: Timeout" in text:
             return f"{self._endpoint} was silent for too long"
+        if "Parse(" in text or "UnexpectedMessage" in text:
+            return f"what listens at {self._endpoint} does not speak HTTP"
+        if "IncompleteMessage" in text or "kind: Interrupted" in text:
+            return f"{self._endpoint} broke the connection"
         if "MissingEtag" in text:
             return "the answer has no ETag"
         return _answer(text)
@@ -192,22 +260,49 @@ def s3_attempts(place: BucketPlace, *, attempt_seconds: float) -> S3Attempts:
         config["endpoint"] = config["aws_endpoint_url_s3"] = place.endpoint
     if place.region:
         config["region"] = place.region
+    opened = partial(_opened, place, attempt_seconds)
+
+    def store_at(address: str) -> S3Store:
+        there: S3Config = {
+            **config,
+            "endpoint": address,
+            "aws_endpoint_url_s3": address,
+            "virtual_hosted_style_request": True,
+        }
+        return opened(there, "")
+
     try:
-        store = S3Store(
-            place.bucket,
-            prefix=place.prefix or None,
-            config=config,
-            client_options={
-                "timeout": timedelta(seconds=attempt_seconds),
-                "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, attempt_seconds)),
-                **({"allow_http": True} if place.endpoint.startswith("http://") else {}),
-            },
-            # Its retries would hide whether an attempt has arrived.
-            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=attempt_seconds)},
-        )
+        store = opened(config, place.prefix)
     except BaseError as error:
         raise InvalidArgument("store", f"{place}: {_answer(str(error))}") from error
-    return S3Attempts(store, place)
+    return S3Attempts(store, store_at, place, attempt_seconds)
+
+
+def _opened(place: BucketPlace, attempt_seconds: float, config: S3Config, prefix: str) -> S3Store:
+    return S3Store(
+        place.bucket,
+        prefix=prefix or None,
+        config=config,
+        client_options={
+            "timeout": timedelta(seconds=attempt_seconds),
+            "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, attempt_seconds)),
+            **({"allow_http": True} if place.endpoint.startswith("http://") else {}),
+        },
+        # Its retries would hide whether an attempt has arrived.
+        retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=attempt_seconds)},
+    )
+
+
+def _fetched(address: str, seconds: float) -> tuple[int, bytes]:
+    """Status and body of the answer."""
+    try:
+        with urlopen(address, timeout=seconds) as found:  # noqa: S310 obstore made it
+            return found.status, found.read(_SETTING_BYTES_MAX)
+    except HTTPError as error:
+        with error:
+            return error.code, error.read(_SETTING_BYTES_MAX)
+    except (OSError, HTTPException) as error:
+        raise Doubtful(f"no answer: {error}") from error
 
 
 def _tag(quoted: str | None) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import typer
 from rich.text import Text
@@ -185,14 +185,15 @@ def _check_bucket(context: typer.Context, store: str, timeout: float) -> None:
         raise UsageError("buckets need obstore: pip install 'percolator-store[bucket]'") from None
     attempt_seconds = min(_ATTEMPT_SECONDS, timeout)
 
-    async def work() -> tuple[dict[str, str], dict[str, float], int]:
+    async def work() -> _Probed:
         attempts = s3_attempts(place, attempt_seconds=attempt_seconds)
         return await _probed(attempts, attempt_seconds, timeout)
 
-    broken, seconds, doubtful = asyncio.run(work())
+    broken, warnings, seconds, doubtful = asyncio.run(work())
     shown: dict[str, object] = {
         "store": store,
         "not_kept": broken,
+        "warnings": warnings,
         "median_milliseconds": {verb: took * 1000 for verb, took in seconds.items()},
         "attempts_without_an_answer": doubtful,
         "usable_by_clusters": False,
@@ -213,10 +214,19 @@ _ATTEMPT_SECONDS = 5.0
 """Silence of a bucket after which the same is sent again."""
 
 
-async def _probed(
-    attempts: Attempts, attempt_seconds: float, timeout: float
-) -> tuple[dict[str, str], dict[str, float], int]:
-    """The promises that are not kept, and why; medians of seconds; attempts without an answer."""
+class _Probed(NamedTuple):
+    """Result of the check of a bucket."""
+
+    broken: dict[str, str]
+    """The promises that are not kept, and why."""
+    warnings: list[str]
+    seconds: dict[str, float]
+    """The median of each kind of call."""
+    doubtful: int
+    """How many attempts had no answer."""
+
+
+async def _probed(attempts: Attempts, attempt_seconds: float, timeout: float) -> _Probed:
     clock, random = MachineClock(), machine_random()
     bucket = Bucket(attempts, clock, random, attempt_seconds=attempt_seconds, seconds=timeout)
     folder = f"check-{os.urandom(8).hex()}"
@@ -227,10 +237,12 @@ async def _probed(
             _tell(f"not kept: {promise}: {why}" if why else f"kept: {promise}")
             if why:
                 broken[promise] = f"{attempts.name}: {why}"
+        for warning in probe.warnings:
+            _tell(f"warning: {warning}")
     finally:
         if not await probe.clean_up():
             _tell(f"could not delete everything: objects may be left below {folder}/")
-    return broken, probe.median_seconds(), bucket.doubtful
+    return _Probed(broken, probe.warnings, probe.median_seconds(), bucket.doubtful)
 
 
 async def _tried(to: Connection, run: bytes, timeout: float) -> dict[str, str]:

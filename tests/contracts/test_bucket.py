@@ -15,21 +15,27 @@ from percolator.bucket.probe import Probe
 from percolator.bucket.s3 import s3_attempts
 from percolator.tasks import Tasks
 from percolator.world import MachineClock
+from tests.bucket.ceph import Ceph
 from tests.doubles.bucket_in_memory import BucketInMemory
 from tests.doubles.s3_server import s3_server, set_credentials
 
-MODEL, DRIVER = "the model", "the driver on a server"
+MODEL, DRIVER, CEPH = "the model", "the driver on a server", "the driver on Ceph"
 
 
 @pytest.fixture(
     params=[
         MODEL,
         pytest.param(DRIVER, marks=pytest.mark.real_time),
+        pytest.param(CEPH, marks=pytest.mark.bucket),
     ]
 )
 def attempts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
     if request.param == MODEL:
         yield BucketInMemory(MachineClock(), random.Random(1), Tasks())
+    elif request.param == CEPH:
+        ceph: Ceph = request.getfixturevalue("ceph")
+        set_credentials(monkeypatch, ceph.account.access_key_id, ceph.account.secret)
+        yield s3_attempts(ceph.new_bucket(), attempt_seconds=5.0)
     else:
         set_credentials(monkeypatch)
         with s3_server() as server:
@@ -97,7 +103,8 @@ async def test_of_many_who_create_one_key_at_once_one_wins(attempts: Attempts) -
 
 async def test_all_promises_are_kept_and_the_probe_leaves_nothing(attempts: Attempts) -> None:
     probe = Probe(made_bucket(attempts), MachineClock(), "check-1")
-    assert [why async for _, why in probe.verdicts()] == [""] * 6
+    assert [why async for _, why in probe.verdicts()] == [""] * 7
+    assert probe.warnings == []
     assert await attempts.list("check-1", "", 100) != []
     assert await probe.clean_up()
     assert set(probe.median_seconds()) == {"create", "replace", "read", "head", "list", "delete"}

@@ -17,6 +17,7 @@ from typing import TypeVar
 from sortedcontainers import SortedDict
 
 from percolator.bucket.port import Doubtful, Head, Refused, Stored
+from percolator.bucket.settings import Settings
 from percolator.tasks import Tasks
 from percolator.world import Clock, Random
 
@@ -66,6 +67,8 @@ class BucketInMemory:
         """Requests that are late arrive in `tasks`."""
         self.objects: SortedDict[str, bytes] = SortedDict()
         self.faults = faults or BucketFaults(call_seconds=0.0)
+        self.bucket_settings = Settings()
+        """What it tells about itself."""
         self.struck: Counter[str] = Counter()
         """How often each fault has struck, by its name in `BucketFaults`."""
         self._clock = clock
@@ -103,6 +106,10 @@ class BucketInMemory:
     async def delete(self, key: str) -> None:
         """Deletes the object if there is one."""
         await self._attempt(lambda: self._put(key, None), is_change=True)
+
+    async def settings(self) -> Settings:
+        """What `bucket_settings` has."""
+        return await self._attempt(lambda: self.bucket_settings)
 
     # ------------------------------------------------------------------ what is done at once
 

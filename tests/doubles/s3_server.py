@@ -45,6 +45,8 @@ class S3Server:
         """The answer to every request."""
         self.ignores: set[str] = set()
         """Headers that it does not look at, in lower case."""
+        self.settings: dict[str, str] = {}
+        """By the parameter that asks for it: a setting of the bucket."""
         self.requests: Counter[str] = Counter()
         """Requests that have arrived, by method."""
         self.ended = threading.Event()
@@ -88,6 +90,12 @@ class S3Server:
             return 200, {}, f"<DeleteResult>{named}</DeleteResult>".encode()
         if query.get("list-type"):
             return 200, {}, self._list(query)
+        if "versioning" in query:
+            return 200, {}, self.settings.get("versioning", "<VersioningConfiguration/>").encode()
+        if "lifecycle" in query:
+            if "lifecycle" in self.settings:
+                return 200, {}, self.settings["lifecycle"].encode()
+            return 404, {}, b"<Error><Code>NoSuchLifecycleConfiguration</Code></Error>"
         found = self.objects.get(key)
         if request.command == "PUT":
             return self._put(key, found, request)
@@ -153,12 +161,14 @@ def s3_server(bucket: str = "some-bucket") -> Iterator[S3Server]:
             listening.block_on_close = False
 
 
-def set_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+def set_credentials(
+    monkeypatch: pytest.MonkeyPatch, access_key_id: str = "somebody", secret: str = "secret"
+) -> None:
     """An environment with credentials, in which nothing leads anywhere else."""
     for name in [one for one in os.environ if one.upper().startswith("AWS_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", access_key_id)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 

@@ -20,6 +20,7 @@ from percolator.errors import (
     Unavailable,
 )
 from percolator.tasks import Tasks
+from tests.bucket.rivals import COUNTER, create_counter, increment
 from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory, tag_of
 from tests.unit.bucket.clocks import virtual_clock
 
@@ -107,26 +108,14 @@ async def test_each_number_is_created_by_one_of_its_rivals_whatever_is_lost_or_l
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_no_increment_is_lost_or_made_twice(seed: int) -> None:
-    """Each writer's last number stays in the object, by which it recognizes its own change even
-    after others have made theirs."""
-
     async def count(bucket: Bucket, writer: str) -> None:
         for number in range(1, 11):
-            while True:
-                found = await bucket.read("counter")
-                assert found is not None
-                state = json.loads(found.data)
-                if state["last"].get(writer) == number:
-                    break  # made by an attempt that was taken for a rival's
-                state["sum"] += 1
-                state["last"][writer] = number
-                if (await bucket.replace("counter", _json(state), found.tag)).is_own:
-                    break
+            await increment(bucket, writer, number)
 
     async with hostile(EVERY_FAULT, seed) as store:
-        await store.bucket().create("counter", _json({"sum": 0, "last": {}}))
+        await create_counter(store.bucket())
         await asyncio.gather(*(count(store.bucket(), writer) for writer in "abcd"))
-    assert json.loads(store.objects["counter"])["sum"] == 40
+    assert json.loads(store.objects[COUNTER])["sum"] == 40
     assert store.struck.keys() >= KINDS
 
 
@@ -143,10 +132,6 @@ async def test_deletions_end_and_lists_catch_up() -> None:
         await asyncio.sleep(6)
         assert await bucket.list("log") == [f"log/{number:03d}" for number in range(1, 60, 2)]
     assert store.struck.keys() >= {*KINDS, "list_delay_seconds"}
-
-
-def _json(state: object) -> bytes:
-    return json.dumps(state).encode()
 
 
 # ------------------------------------------------------------ one false answer at a time

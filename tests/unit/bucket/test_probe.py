@@ -9,6 +9,7 @@ import pytest
 from percolator.bucket.bucket import Bucket
 from percolator.bucket.port import Head, Refused, Stored
 from percolator.bucket.probe import Probe
+from percolator.bucket.settings import Settings
 from percolator.errors import PermissionDenied, Unavailable
 from percolator.tasks import Tasks
 from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory, tag_of
@@ -176,6 +177,49 @@ async def test_a_store_that_only_loses_and_delays_keeps_all_promises() -> None:
     assert set(store.struck) == {
         "lost_request", "lost_answer", "late_answer", "failed_before", "failed_after_success",
     }  # fmt: skip
+
+
+RULE = "the rule 'old' of the lifecycle removes them 7 days after they were written"
+VERSIONS = "the bucket keeps all versions of an object"
+
+
+async def test_a_rule_that_removes_objects_breaks_a_promise() -> None:
+    store = Store()
+    store.bucket_settings = Settings(removing=(RULE,))
+    assert await verdicts(store) == {"no rule removes or archives objects": RULE}
+
+
+@pytest.mark.parametrize(
+    ("settings", "texts"),
+    [
+        (Settings(), []),
+        (Settings(versioning="Suspended"), []),
+        (Settings(versioning="Enabled"), [VERSIONS]),
+        (Settings(versioning="Enabled", removes_versions=True), []),
+        (Settings(untold=("lifecycle (403)",)), ["did not tell the bucket's lifecycle (403)"]),
+    ],
+)
+async def test_what_only_costs_money_or_is_not_told_is_a_warning(
+    settings: Settings, texts: list[str]
+) -> None:
+    store, clock = Store(), virtual_clock()
+    store.bucket_settings = settings
+    bucket = Bucket(store, clock, random.Random(4), attempt_seconds=1.0, seconds=30.0)
+    probe = Probe(bucket, clock, "check-1")
+    found = [one async for one in probe.verdicts()]
+    assert len(found) == (6 if settings.untold else 7)
+    assert len(probe.warnings) == len(texts)
+    assert all(text in one for text, one in zip(texts, probe.warnings, strict=True))
+
+
+async def test_versions_are_named_as_the_possible_cause_of_ignored_conditions() -> None:
+    store, clock = IgnoresIfMatch(), virtual_clock()
+    store.bucket_settings = Settings(versioning="Enabled")
+    bucket = Bucket(store, clock, random.Random(4), attempt_seconds=1.0, seconds=30.0)
+    probe = Probe(bucket, clock, "check-1")
+    _ = [one async for one in probe.verdicts()]
+    assert probe.warnings[0].startswith(VERSIONS)
+    assert probe.warnings[1].startswith("versioning may be why promises are not kept")
 
 
 async def test_what_prevents_all_calls_ends_the_probe() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 from collections.abc import Iterator
@@ -130,6 +131,37 @@ async def test_a_silent_endpoint_is_named(server: S3Server) -> None:
     server.always = Answer(SILENCE)
     with pytest.raises(Unavailable, match=r"in 0\.3 s"):
         await bucket_of(server, attempt_seconds=0.1, seconds=0.3).create("log/1", b"own")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "answer", "speaks_first", "text"),
+    [
+        ("http", b"ceph v2\n", False, "what listens at http://{} does not speak HTTP"),
+        ("http", b"ceph v2\n", True, "what listens at http://{} does not speak HTTP"),
+        ("http", b"", False, "http://{} broke the connection"),
+        ("https", b"HTTP/1.1 400 Bad Request\r\n", False, "https://{} does not speak TLS, or its"),
+    ],
+)
+async def test_an_endpoint_that_speaks_something_else_is_named(
+    server: S3Server, scheme: str, answer: bytes, speaks_first: bool, text: str
+) -> None:
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not speaks_first:
+            await reader.read(100)
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(reply, "127.0.0.1", 0) as listening:
+        address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        attempts = s3_attempts(
+            BucketPlace("bucket", endpoint=f"{scheme}://{address}", region="here-1"),
+            attempt_seconds=5.0,
+        )
+        for call in (attempts.create("log/1", b"own"), attempts.read("log/1")):
+            with pytest.raises(Doubtful) as caught:
+                await call
+            assert text.format(address) in str(caught.value)
 
 
 async def test_an_answer_without_a_tag_is_no_success(server: S3Server) -> None:

@@ -40,7 +40,7 @@ def checked(server: S3Server, *options: str) -> Result:
 def test_a_bucket_that_keeps_all_promises_is_left_empty(server: S3Server) -> None:
     result = checked(server)
     assert result.exit_code == 0, result.output
-    assert result.stderr.count("kept: ") == 6
+    assert result.stderr.count("kept: ") == 7
     assert f"all promises are kept by {server.address}\n" in result.stdout
     assert "\nmedians of a few calls with 4 KiB: create " in result.stdout
     assert NOT_YET in result.stdout
@@ -72,6 +72,24 @@ def test_a_store_that_ignores_a_condition_is_named_with_what_it_did(
     assert f"{server.address}: {ignores[header]}" in next(iter(broken.values()))
     assert "not kept: " in result.stderr
     assert server.objects == {}
+
+
+def test_a_bucket_that_would_lose_objects_or_keeps_versions_is_told(server: S3Server) -> None:
+    server.settings["versioning"] = (
+        "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
+    )
+    result = checked(server, "--json")
+    assert result.exit_code == 0
+    (warning,) = json.loads(result.stdout)["warnings"]
+    assert warning.startswith("the bucket keeps all versions")
+    assert f"warning: {warning}\n" in result.stderr
+    server.settings["lifecycle"] = (
+        "<LifecycleConfiguration><Rule><ID>old</ID><Status>Enabled</Status>"
+        "<Expiration><Days>7</Days></Expiration></Rule></LifecycleConfiguration>"
+    )
+    result = checked(server)
+    assert result.exit_code == 3
+    assert "not kept: no rule removes or archives objects: the rule 'old'" in result.stderr
 
 
 @pytest.mark.parametrize(
