@@ -13,7 +13,8 @@
     epoch_directory.py      directories with one owner
     store_watch.py          notices that a store hangs or is gone
     coordinator.py          who leads, and what a leader has recorded: in a directory
-                            (directory_coordinator.py) or in a row store (row_coordinator.py)
+                            (directory_coordinator.py) or in records (record_coordinator.py)
+    records.py              records in a row store
 
 The chassis knows no service. What is useful outside of services belongs in the library.
 """

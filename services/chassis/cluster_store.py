@@ -37,7 +37,8 @@ from percolator.services.chassis.directory_coordinator import DirectoryCoordinat
 from percolator.services.chassis.files import Files, make_durable_directory, refuse_network
 from percolator.services.chassis.host import AnyHost, Host
 from percolator.services.chassis.process import version
-from percolator.services.chassis.row_coordinator import NoRecords, Records, RowCoordinator, Seen
+from percolator.services.chassis.record_coordinator import RecordCoordinator
+from percolator.services.chassis.records import NoRecords, Records, RowRecords, Seen
 from percolator.services.chassis.settings import StoreSettings
 from percolator.services.chassis.store_watch import LOOK_SECONDS, STALLED_SECONDS
 from percolator.v1.cluster_pb2 import RowStorePlace
@@ -417,7 +418,7 @@ class RowClusterStore:
         self.place = place
         self.store = BigtableStore(network, place)
         self._world = world
-        self._records = Records(self.store, world)
+        self._records = RowRecords(self.store, world)
         self._identity: RowIdentity | None = None
 
     @property
@@ -486,8 +487,8 @@ class RowClusterStore:
                 "and no table of this cluster has used it"
             )
 
-    def coordinator(self, times: CoordinatorTimes) -> RowCoordinator:
-        return RowCoordinator(self._records, self._world, times)
+    def coordinator(self, times: CoordinatorTimes) -> RecordCoordinator:
+        return RecordCoordinator(self._records, self._world, times)
 
     def watch(self, host: AnyHost) -> None:
         look = partial(read, self._records, self.name)

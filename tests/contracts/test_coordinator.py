@@ -24,12 +24,8 @@ from percolator.rowstore.port import RowStore, SetCell
 from percolator.services.chassis.coordinator import Coordinator, CoordinatorTimes, Leadership
 from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
 from percolator.services.chassis.files import FileLock, Files, RealFiles
-from percolator.services.chassis.row_coordinator import (
-    Records,
-    RowCoordinator,
-    role_key,
-    value_column,
-)
+from percolator.services.chassis.record_coordinator import RecordCoordinator, role_key, value_column
+from percolator.services.chassis.records import RowRecords
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
@@ -166,11 +162,15 @@ class Rows:
 
     def process(self) -> Process:
         reach = Pausable(self._store)
-        records = Records(cast("RowStore", reach), self._world)
-        return Process(reach, RowCoordinator(records, self._world, TIMES), _sets_value)
+        records = RowRecords(cast("RowStore", reach), self._world)
+        return Process(reach, RecordCoordinator(records, self._world, TIMES), _sets_value)
 
     async def damage(self, led: Leadership, role: str, key: str, data: bytes | None) -> bytes:
-        records, row, column = Records(self._store, self._world), role_key(role), value_column(key)
+        records, row, column = (
+            RowRecords(self._store, self._world),
+            role_key(role),
+            value_column(key),
+        )
         if data is not None:
             await records.put(row, {column: data})
         return (await records.read(row, [column]))[column]

@@ -73,7 +73,7 @@ from percolator.rowstore.mutations import Group, grouped
 from percolator.rowstore.patience import Patience
 from percolator.rowstore.port import Change, Check, Selection, SetCell, StoredCell, StoredRow
 from percolator.rowstore.reads import Gathering, RowReads, RowScan, Wanted
-from percolator.services.chassis.row_coordinator import RoleRow, RowLeadership, Stamp
+from percolator.services.chassis.record_coordinator import RecordLeadership, RoleRecord, Stamp
 from percolator.services.master.collection import ClusterSafePoints, Collection, OracleTime
 from percolator.services.master.master import ROLE as MASTER_ROLE
 from percolator.services.master.row_term import RowCollecting, RowDrops
@@ -868,7 +868,7 @@ ROW_COLLECTION_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str 
 
 # Bugs of masters and oracles that keep everything in a row store.
 #
-# They concern who leads (services/chassis/row_coordinator.py), the catalogue's epoch, and tables
+# They concern who leads (services/chassis/record_coordinator.py), the catalogue's epoch, and tables
 # that are dropped (services/master/row_term.py). The latter need clients that die with half of
 # their cells committed, all at about the time at which the table of their primaries goes
 # (tests/simulation/workloads/drops.py).
@@ -889,24 +889,24 @@ def oracle_on_rows_answers_without_a_look(patch: Patch) -> None:
 
 def master_on_rows_writes_after_it_was_replaced(patch: Patch) -> None:
     """Changes of the catalogue by its successor are lost."""
-    correct = RoleRow.change
+    correct = RoleRecord.change
 
     async def wrong(
-        self: RoleRow, seen: Stamp | None, new: Stamp, changes: Mapping[bytes, bytes | None]
+        self: RoleRecord, seen: Stamp | None, new: Stamp, changes: Mapping[bytes, bytes | None]
     ) -> bool:
         made = await correct(self, seen, new, changes)
         if made or self.role != MASTER_ROLE or not changes:
             return made
         return await correct(self, (await self.look()).stamp, new, changes)
 
-    noted = RowLeadership._note
+    noted = RecordLeadership._note
 
-    @in_place_of(patch, RowLeadership, "_note")
-    def blind(self: RowLeadership, found: Stamp | None) -> None:
-        if self._row.role != MASTER_ROLE:
+    @in_place_of(patch, RecordLeadership, "_note")
+    def blind(self: RecordLeadership, found: Stamp | None) -> None:
+        if self._record.role != MASTER_ROLE:
             noted(self, found)
 
-    patch.setattr(RoleRow, "change", wrong)
+    patch.setattr(RoleRecord, "change", wrong)
 
 
 def epoch_not_raised_at_a_registration(patch: Patch) -> None:

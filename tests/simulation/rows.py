@@ -40,7 +40,7 @@ from percolator.rowstore.port import Selection
 from percolator.services.chassis import cluster_store
 from percolator.services.chassis.cluster_store import RowClusterStore
 from percolator.services.chassis.coordinator import CoordinatorTimes
-from percolator.services.chassis.row_coordinator import Records
+from percolator.services.chassis.records import RowRecords
 from percolator.services.master.cluster_map import (
     Catalogue,
     Table,
@@ -349,7 +349,7 @@ class RowCluster:
     async def learn_times(self, world: World) -> None:
         """Waits for the origin of times, which the first master writes."""
         while True:
-            found = await cluster_store.read(Records(self._seen(world).store, world), str(PLACE))
+            found = await cluster_store.read(RowRecords(self._seen(world).store, world), str(PLACE))
             if found is not None:
                 self._store.times = Times(found.epoch_milliseconds)
                 return

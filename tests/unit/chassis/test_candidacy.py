@@ -39,7 +39,8 @@ from percolator.services.chassis.coordinator import (
 )
 from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
 from percolator.services.chassis.files import Files
-from percolator.services.chassis.row_coordinator import STAMP, Records, RowCoordinator, role_key
+from percolator.services.chassis.record_coordinator import STAMP, RecordCoordinator, role_key
+from percolator.services.chassis.records import RowRecords
 from percolator.services.chassis.settings import ServiceSettings, load
 from percolator.services.master.service import MasterSettings
 from percolator.services.oracle.service import OracleSettings
@@ -376,10 +377,10 @@ class Scene:
         self.network = network
         self.faulty = Faulty(BigtableStore(network, MODEL))
         self.world = World(VirtualClock(asyncio.get_running_loop()), network, random.Random(3))
-        self.records = Records(cast("RowStore", self.faulty), self.world)
+        self.records = RowRecords(cast("RowStore", self.faulty), self.world)
 
-    def coordinator(self, times: CoordinatorTimes = NO_BEATS) -> RowCoordinator:
-        return RowCoordinator(self.records, self.world, times)
+    def coordinator(self, times: CoordinatorTimes = NO_BEATS) -> RecordCoordinator:
+        return RecordCoordinator(self.records, self.world, times)
 
 
 @pytest.fixture(name="scene")

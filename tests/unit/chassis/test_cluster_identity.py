@@ -36,7 +36,7 @@ from percolator.services.chassis.cluster_store import (
     refuse_other_cluster,
 )
 from percolator.services.chassis.process import are_compatible
-from percolator.services.chassis.row_coordinator import Records
+from percolator.services.chassis.records import RowRecords
 from percolator.testing.bigtable_in_memory import BigtableInMemory, ModelTable
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
@@ -286,7 +286,7 @@ class Instance:
     async def stored(self, content: dict[str, Any] | bytes) -> None:
         await create_table(self.network, MODEL, TABLE_ID, 1.0)
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
-        await Records(self.opened().store, self.opened()._world).put(CLUSTER, {IDENTITY: data})
+        await RowRecords(self.opened().store, self.opened()._world).put(CLUSTER, {IDENTITY: data})
 
 
 async def test_masters_that_start_together_agree_on_one_identity() -> None:

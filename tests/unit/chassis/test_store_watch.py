@@ -39,7 +39,7 @@ from percolator.services.chassis.cluster_store import (
 from percolator.services.chassis.epoch_directory import SharedLook, take_over
 from percolator.services.chassis.files import DiskThreads
 from percolator.services.chassis.membership import Membership, Registration
-from percolator.services.chassis.row_coordinator import Records
+from percolator.services.chassis.records import RowRecords
 from percolator.services.chassis.store_watch import (
     LASTING_SECONDS,
     LOOK_SECONDS,
@@ -277,7 +277,7 @@ class WatchedWatch:
         self.network = InProcessNetwork({MODEL.address: BigtableInMemory()})
         world = World(clock, self.network, random.Random(1))
         self.store = RowClusterStore(self.network, MODEL, world)
-        self.records = Records(self.store.store, world)
+        self.records = RowRecords(self.store.store, world)
         self.world = world
         self.is_silent = False
         self.stalled: list[bool] = []

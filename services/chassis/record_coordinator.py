@@ -1,42 +1,26 @@
-"""The coordinator in a row store: a row for each role, and a row for each session.
+"""The coordinator on records: one for each role, and one for each session.
 
 A candidate waits until the leader has resigned, or until its stamp has not changed for the grace
 period, by the candidate's own clock. Then the candidate writes a stamp of the next epoch, if the
-row still has the one that it has seen. Nothing but that tells whether a process is dead: a leader
-that was killed is replaced after the grace period, as one that is paused.
+record still has the one that it has seen. Nothing but that tells whether a process is dead: a
+leader that was killed is replaced after the grace period, as one that is paused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import structlog
 
-from percolator.codecs.values import after_prefix
 from percolator.errors import (
     InvalidArgument,
     NotReady,
     PercolatorError,
-    Retry,
-    SchemaError,
     StoreFault,
     StoreUnusable,
-)
-from percolator.rowstore.identity import TABLE_ID
-from percolator.rowstore.layout import DATA
-from percolator.rowstore.port import (
-    TIME_UNIT,
-    Change,
-    Check,
-    DeleteCell,
-    RowStore,
-    Selection,
-    SetCell,
-    StoredRow,
 )
 from percolator.services.chassis import coordinator
 from percolator.services.chassis.coordinator import (
@@ -53,159 +37,15 @@ from percolator.services.chassis.coordinator import (
     value_of,
 )
 from percolator.services.chassis.epoch_directory import SharedLook
+from percolator.services.chassis.records import Records, Seen, unusable
 from percolator.tasks import Tasks
-from percolator.wire.backoff import Backoff
 from percolator.world import Clock, World
-
-FAMILY = DATA
-"""All tables of a store have the same families."""
-_TIME = TIME_UNIT
-_NEVER = b"\0never"
-"""A column that nobody writes. A check that does not find it always passes."""
-_CALL_SECONDS = 1.0
-_PATIENCE_SECONDS = 1.5
-"""How long a store that does not answer is asked again. Shorter than callers of an oracle wait."""
-_PAUSE_SECONDS_MIN = 0.02
-_PAUSE_SECONDS_MAX = 0.25
-
-Cells = dict[bytes, bytes]
-"""Values by column."""
-
-
-class Seen(NamedTuple):
-    """A cell as it was seen."""
-
-    column: bytes
-    value: bytes | None
-    """None: there was none."""
-
-
-class NoRecords(StoreUnusable):
-    """There is no table of records: nothing made one yet, or somebody deleted it."""
-
-
-class Records:
-    """The records of a cluster about itself: one table of a row store, in rows of small cells.
-
-    Belongs to one event loop.
-
-    Each cell has one version, at one fixed time: no clock takes part, and a later value replaces
-    the earlier one. A row is read and changed at one time. A change names the cell that it has to
-    find as it was seen; of several processes that change a row, one does.
-    """
-
-    def __init__(self, store: RowStore, world: World) -> None:
-        self._store = store
-        self._world = world
-
-    async def read(self, key: bytes, columns: Sequence[bytes]) -> Cells:
-        """Columns of the row, all as of one time after this was called."""
-        selections = [_one(column) for column in columns]
-        patience = self._patience()
-        while True:
-            try:
-                rows = await self._store.read(TABLE_ID, [key], selections, _CALL_SECONDS)
-            except PercolatorError as error:
-                await patience.outlast(error, is_read=True)
-            else:
-                return _cells(rows[0]) if rows else {}
-
-    async def all(self, prefix: bytes, column: bytes) -> Mapping[bytes, bytes]:
-        """One column of all rows whose keys begin with a prefix, by the rest of the key."""
-        patience = self._patience()
-        while True:
-            try:
-                return await self._scanned(prefix, column)
-            except PercolatorError as error:
-                await patience.outlast(error, is_read=True)
-
-    async def _scanned(self, prefix: bytes, column: bytes) -> Mapping[bytes, bytes]:
-        scan = self._store.scan(
-            TABLE_ID,
-            prefix,
-            after_prefix(prefix),
-            [_one(column)],
-            rows_max=0,
-            reverse=False,
-            timeout_seconds=_CALL_SECONDS,
-        )
-        async with aclosing(scan) as found:
-            return {row.key[len(prefix) :]: _cells(row)[column] async for row in found}
-
-    async def change(self, key: bytes, seen: Seen, changes: Mapping[bytes, bytes | None]) -> bool:
-        """Sets or, for None, deletes cells of a row if one of its cells is still as it was seen.
-        Returns whether it was.
-
-        Raises `StoreUnusable` if nothing was executed. After any other error it may have been, or
-        may still be: the call may be on its way.
-        """
-        made = [_changed(column, value) for column, value in changes.items()]
-        patience = self._patience()
-        while True:
-            try:
-                return await self._store.check_and_mutate(
-                    TABLE_ID, key, _check(seen), made, _CALL_SECONDS
-                )
-            except PercolatorError as error:
-                await patience.outlast(error, is_read=False)
-
-    async def put(self, key: bytes, changes: Mapping[bytes, bytes | None]) -> None:
-        """Changes the row without a check. May be repeated."""
-        await self.change(key, Seen(_NEVER, None), changes)
-
-    def _patience(self) -> _Patience:
-        return _Patience(self._world)
-
-
-class _Patience:
-    """One caller's attempts."""
-
-    def __init__(self, world: World) -> None:
-        self._backoff = Backoff(world.clock, world.random, _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX)
-        self._deadline = world.clock.monotonic_seconds() + _PATIENCE_SECONDS
-
-    async def outlast(self, error: PercolatorError, *, is_read: bool) -> None:
-        """Returns if the call may be sent again, after a pause."""
-        if error.retry is Retry.UNKNOWN and not is_read:
-            raise error
-        if error.retry is Retry.USELESS or not await self._backoff.pause(self._deadline):
-            raise unusable(error) from error
-
-
-def unusable(error: PercolatorError) -> StoreUnusable:
-    """The error of a store that does not do what it is asked."""
-    # What is refused now will be refused again.
-    fault = StoreFault.READ_ONLY if error.retry is Retry.USELESS else StoreFault.INPUT_OUTPUT
-    kind = NoRecords if isinstance(error, SchemaError) else StoreUnusable
-    return kind(f"the row store: {error.message}", fault=fault, where=error.where)
-
-
-def _one(column: bytes) -> Selection:
-    return Selection(FAMILY, column, column + b"\0")
-
-
-def _check(seen: Seen) -> Check:
-    if seen.value is None:
-        return Check((_one(seen.column),), found=False)
-    as_seen = _one(seen.column)._replace(first_value=seen.value, end_value=seen.value + b"\0")
-    return Check((as_seen,), found=True)
-
-
-def _changed(column: bytes, value: bytes | None) -> Change:
-    if value is None:
-        return DeleteCell(FAMILY, column, _TIME)
-    return SetCell(FAMILY, column, _TIME, value)
-
-
-def _cells(row: StoredRow) -> Cells:
-    return {cell.column: cell.value for cell in row.cells}
-
 
 _FORMAT = re.compile(rb"([1-9][0-9]{0,17}) ([0-9a-f]{16}) ([0-9]{1,18})")
 
 
 class Stamp(NamedTuple):
-    """No two changes of a row leave the same one."""
+    """No two changes of a record leave the same one."""
 
     epoch: int
     """Grows by one with every leader."""
@@ -238,7 +78,7 @@ STAMP = b"stamp"
 LEADER = b"leader"
 ROLES = b"role/"
 _VALUE_BYTES_MAX = 32 << 20
-"""Stores of rows limit a cell: Bigtable to 100 MiB, and it recommends a tenth of that."""
+"""Stores limit a value: Bigtable a cell to 100 MiB, and it recommends a tenth of that."""
 _ATTEMPTS_MAX = 4
 """How often a write is sent again whose answers are lost."""
 
@@ -254,15 +94,15 @@ def value_column(key: str) -> bytes:
 
 
 class RoleSeen(NamedTuple):
-    """A role's row as of one time."""
+    """A role's record as of one time."""
 
     stamp: Stamp | None
     """None: the role never had a leader."""
     cells: Mapping[bytes, bytes]
 
 
-class RoleRow:
-    """The row of one role."""
+class RoleRecord:
+    """The record of one role."""
 
     def __init__(self, records: Records, role: str) -> None:
         self.role = role
@@ -278,15 +118,15 @@ class RoleRow:
     async def change(
         self, seen: Stamp | None, new: Stamp, changes: Mapping[bytes, bytes | None]
     ) -> bool:
-        """Changes the row if it has the stamp that was seen. Raises as `Records.change` does."""
+        """Changes the record if it has the stamp that was seen. Raises as `Records.change` does."""
         expected = Seen(STAMP, None if seen is None else seen.encode())
         return await self._records.change(self._key, expected, {STAMP: new.encode(), **changes})
 
 
-class RowLeadership:
-    """A leadership in a row, made by `RowCoordinator.campaign`.
+class RecordLeadership:
+    """A leadership in a record, made by `RecordCoordinator.campaign`.
 
-    All that the leader writes is in one row, under its stamp.
+    All that the leader writes is in one record, under its stamp.
 
         role/<role>     stamp       changes with every write, and so is the leader's heartbeat
                         leader      the leader's name for itself; absent after it resigned
@@ -296,19 +136,22 @@ class RowLeadership:
     - Every write finds the stamp that its writer knows, and leaves a new one. So a leader whose
       stamp was replaced cannot write, and a call that arrives late changes nothing after a later
       one.
-    - A value counts only if the row still had a stamp of this leader after the value was written.
+    - A value counts only if the record still had a stamp of this leader after the value was
+      written.
     - The store's calls and their order decide; clocks only decide *when* another process takes
       over.
     """
 
-    def __init__(self, row: RoleRow, clock: Clock, stamp: Stamp, *, beat_seconds: float) -> None:
+    def __init__(
+        self, record: RoleRecord, clock: Clock, stamp: Stamp, *, beat_seconds: float
+    ) -> None:
         """`stamp` is the one with which it began."""
-        self._row = row
+        self._record = record
         self._clock = clock
         self._first = self._stamp = stamp
         self._attempts = stamp.writes
         self._certain = True
-        """True if `_stamp` is that of the row, unless another process leads."""
+        """True if `_stamp` is that of the record, unless another process leads."""
         self._beat_seconds = beat_seconds
         self._deposed = False
         self._writing = asyncio.Lock()
@@ -318,9 +161,9 @@ class RowLeadership:
             _log,
             "cannot show that this leader lives",
             "this leader shows again that it lives",
-            role=row.role,
+            role=record.role,
         )
-        self._beating = asyncio.create_task(self._keep_beating(), name=f"lead as {row.role}")
+        self._beating = asyncio.create_task(self._keep_beating(), name=f"lead as {record.role}")
 
     @property
     def epoch(self) -> int:
@@ -339,7 +182,7 @@ class RowLeadership:
 
     async def check(self) -> None:
         if not await self.is_held():
-            raise NotReady(f"this process no longer leads as {self._row.role}")
+            raise NotReady(f"this process no longer leads as {self._record.role}")
 
     async def get(self, key: str) -> bytes | None:
         check_name("key", key)
@@ -347,18 +190,18 @@ class RowLeadership:
             # A write that failed may still arrive, and change what is about to be found.
             await self._tasks.run_to_the_end(self._write({}))
         column = value_column(key)
-        seen = await self._row.look(column)
+        seen = await self._record.look(column)
         self._note(seen.stamp)
         self._require_leading()
         found = seen.cells.get(column)
-        return None if found is None else coordinator.decode(found, f"{self._row.role}/{key}")
+        return None if found is None else coordinator.decode(found, f"{self._record.role}/{key}")
 
     async def put(self, key: str, value: bytes) -> None:
         check_name("key", key)
         if len(value) > _VALUE_BYTES_MAX:
             raise InvalidArgument(
                 "value",
-                f"{self._row.role}/{key} would have {len(value)} bytes, and a row store keeps "
+                f"{self._record.role}/{key} would have {len(value)} bytes, and the store keeps "
                 f"{_VALUE_BYTES_MAX} at most",
             )
         self._require_leading()
@@ -377,7 +220,7 @@ class RowLeadership:
         try:
             await self._tasks.run_to_the_end(self._write({LEADER: None}))
         except PercolatorError as error:
-            _log.info("not resigned", role=self._row.role, error=str(error))
+            _log.info("not resigned", role=self._record.role, error=str(error))
         self._deposed = True
 
     # ------------------------------------------------------------------------- writing
@@ -399,17 +242,17 @@ class RowLeadership:
                 attempted.add(new)
                 self._certain = False
                 try:
-                    made = await self._row.change(self._stamp, new, changes)
+                    made = await self._record.change(self._stamp, new, changes)
                 except StoreUnusable:
                     raise
                 except PercolatorError as error:
                     if attempt + 1 == _ATTEMPTS_MAX:
-                        raise unusable(error) from error
+                        raise unusable(error, "the store of the coordinator") from error
                     continue
                 if made:
                     self._stamp, self._certain = new, True
                     return
-            raise NotReady(f"the row of the role {self._row.role!r} changes too fast")
+            raise NotReady(f"the record of the role {self._record.role!r} changes too fast")
 
     def _learn(self, found: Stamp | None) -> None:
         self._note(found)
@@ -419,16 +262,16 @@ class RowLeadership:
     # ------------------------------------------------------------------------- looking
 
     async def _look(self) -> Stamp | None:
-        return (await self._row.look()).stamp
+        return (await self._record.look()).stamp
 
     def _note(self, found: Stamp | None) -> None:
         if not self._deposed and (found is None or not found.is_of(self._first)):
             self._deposed = True
-            _log.warning("deposed by a later leader", role=self._row.role, epoch=self.epoch)
+            _log.warning("deposed by a later leader", role=self._record.role, epoch=self.epoch)
 
     def _require_leading(self) -> None:
         if self._deposed:
-            raise NotReady(f"this process no longer leads as {self._row.role}")
+            raise NotReady(f"this process no longer leads as {self._record.role}")
 
     async def _keep_beating(self) -> None:
         while not self._deposed:
@@ -451,7 +294,7 @@ SESSION = b"session"
 _log = structlog.get_logger("percolator.coordinator")
 
 
-class RowCoordinator(OwnProcess[RowLeadership]):
+class RecordCoordinator(OwnProcess[RecordLeadership]):
     """The coordinator for one process. Belongs to one event loop."""
 
     def __init__(
@@ -464,23 +307,23 @@ class RowCoordinator(OwnProcess[RowLeadership]):
 
     async def campaign(
         self, role: str, holder: str, lost: Callable[[], str] = no_lost_leader
-    ) -> RowLeadership:
+    ) -> RecordLeadership:
         check_name("role", role)
-        row = RoleRow(self._records, role)
+        record = RoleRecord(self._records, role)
         token = f"{self._random.getrandbits(64):016x}"
         silence = Silence(self._clock, self._times.grace_seconds)
         while True:
-            stamp = await self._try(row, token, holder, silence, lost)
+            stamp = await self._try(record, token, holder, silence, lost)
             if stamp is not None:
-                leadership = RowLeadership(
-                    row, self._clock, stamp, beat_seconds=self._times.beat_seconds
+                leadership = RecordLeadership(
+                    record, self._clock, stamp, beat_seconds=self._times.beat_seconds
                 )
                 return self._leads(role, leadership)
             await self._clock.sleep(self._times.poll_seconds)
 
     async def leader(self, role: str) -> KnownLeader | None:
         check_name("role", role)
-        seen = await RoleRow(self._records, role).look(LEADER)
+        seen = await RoleRecord(self._records, role).look(LEADER)
         holder = seen.cells.get(LEADER)
         if seen.stamp is None or holder is None:
             return None
@@ -490,12 +333,12 @@ class RowCoordinator(OwnProcess[RowLeadership]):
         check_name("role", role)
         check_name("key", key)
         column = value_column(key)
-        found = (await RoleRow(self._records, role).look(column)).cells.get(column)
+        found = (await RoleRecord(self._records, role).look(column)).cells.get(column)
         return None if found is None else coordinator.decode(found, f"{role}/{key}")
 
     async def open_session(self, name: str, value: bytes) -> BeatingSession:
         check_name("name", name)
-        return await self._begin_session(SessionRow(self._records, name), name, value)
+        return await self._begin_session(SessionRecord(self._records, name), name, value)
 
     async def sessions(self, prefix: str) -> Mapping[str, bytes]:
         if prefix:
@@ -505,17 +348,17 @@ class RowCoordinator(OwnProcess[RowLeadership]):
         named = {prefix + rest.decode(errors="replace"): content for rest, content in found.items()}
         judged = self._silent.judge(now, prefix, named)
         for name in judged.forgotten:
-            await SessionRow(self._records, name).remove()
+            await SessionRecord(self._records, name).remove()
         return {name: value_of(content) for name, content in judged.alive.items()}
 
     # ------------------------------------------------------------------------- candidates
 
     async def _try(
-        self, row: RoleRow, token: str, holder: str, silence: Silence, lost: Callable[[], str]
+        self, record: RoleRecord, token: str, holder: str, silence: Silence, lost: Callable[[], str]
     ) -> Stamp | None:
         """The stamp with which this process leads. None while there is a leader that may be alive,
         or if another candidate was faster."""
-        seen = await row.look(LEADER)
+        seen = await record.look(LEADER)
         stamp = seen.stamp
         if stamp is not None and stamp.token == token:
             return stamp  # an earlier attempt, whose answer was lost
@@ -525,7 +368,7 @@ class RowCoordinator(OwnProcess[RowLeadership]):
                 return None
         new = Stamp(1 if stamp is None else stamp.epoch + 1, token, 0)
         try:
-            made = await row.change(stamp, new, {LEADER: holder.encode()})
+            made = await record.change(stamp, new, {LEADER: holder.encode()})
         except StoreUnusable:
             raise
         except PercolatorError as error:
@@ -534,8 +377,8 @@ class RowCoordinator(OwnProcess[RowLeadership]):
         return new if made else None
 
 
-class SessionRow:
-    """The row of one session."""
+class SessionRecord:
+    """The record of one session."""
 
     def __init__(self, records: Records, name: str) -> None:
         self._records = records
@@ -545,4 +388,4 @@ class SessionRow:
         await self._records.put(self._key, {SESSION: content})
 
     async def remove(self) -> None:
-        await self._records.put(self._key, {SESSION: None})
+        await self._records.remove(self._key, SESSION)
