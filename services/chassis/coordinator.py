@@ -41,9 +41,21 @@ class CoordinatorTimes:
     beat_seconds: float = BEAT_SECONDS
     """The interval between two heartbeats."""
     grace_seconds: float = 3.0
-    """A leader or session without a heartbeat for this long is taken for dead."""
+    """A leader without a heartbeat for this long is taken for dead."""
     poll_seconds: float = 0.1
     """The interval between two checks by a candidate or a watcher."""
+    session_factor: int = 1
+    """Sessions beat, and are taken for dead, so many times more slowly than leaders."""
+
+    @property
+    def session_beat_seconds(self) -> float:
+        """The interval between two heartbeats of a session."""
+        return self.beat_seconds * self.session_factor
+
+    @property
+    def session_grace_seconds(self) -> float:
+        """A session without a heartbeat for this long is taken for dead."""
+        return self.grace_seconds * self.session_factor
 
 
 USUAL_TIMES = CoordinatorTimes()
@@ -183,6 +195,7 @@ class Silence:
     """Measures how long nothing has changed."""
 
     def __init__(self, clock: Clock, grace_seconds: float) -> None:
+        self._clock = clock
         self._time = LivedTime(clock)
         self._grace_milliseconds = round(grace_seconds * 1000)
         self._last: object = None
@@ -194,6 +207,13 @@ class Silence:
         if seen != self._last:
             self._last, self._changed = seen, now
         return milliseconds_between(self._changed, now) > self._grace_milliseconds
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits until the next look. It counts as time that this process was running."""
+        until = self._clock.monotonic_seconds() + seconds
+        while (left := until - self._clock.monotonic_seconds()) > 0:
+            await self._clock.sleep(min(left, ASK_SECONDS))
+            self._time.tick()
 
 
 @dataclass
@@ -306,7 +326,7 @@ class OwnProcess(ABC, Generic[LedT]):
 
     async def _begin_session(self, place: SessionPlace, name: str, value: bytes) -> BeatingSession:
         session = BeatingSession(
-            place, self._clock, name, value, beat_seconds=self._times.beat_seconds
+            place, self._clock, name, value, beat_seconds=self._times.session_beat_seconds
         )
         await session.begin()
         self._open.append(session)
@@ -349,6 +369,10 @@ class Leadership(Protocol):
     async def is_held(self) -> bool:
         """True if no later leader had read anything when this was called. Raises `StoreUnusable` if
         the store does not say."""
+
+    async def was_held(self) -> bool:
+        """True if it was held two heartbeats ago, or later. For work that needs no proof, and is
+        done so often that it may not cost a look each time."""
 
     async def check(self) -> None:
         """Raises `NotReady` unless it is held; after the first time, always raises it."""

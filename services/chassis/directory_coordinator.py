@@ -171,7 +171,7 @@ class DirectoryLeadership:
         self._lock = lock
         self._beat_seconds = beat_seconds
         # The directory's own method: an oracle asks before each answer.
-        self.is_held = directory.is_held
+        self.is_held = self.was_held = directory.is_held
         self._deposed = False
         self._writing = asyncio.Lock()
         self._tasks = Tasks()
@@ -330,7 +330,7 @@ class DirectoryCoordinator(OwnProcess[DirectoryLeadership]):
         self._files = files
         self._directory = root / DIRECTORY
         self._sessions = DirectorySessions(
-            files, clock, self._directory / SESSIONS, grace_seconds=times.grace_seconds
+            files, clock, self._directory / SESSIONS, grace_seconds=times.session_grace_seconds
         )
         self._paths: dict[tuple[str, ...], Path] = {}
         """Kept, because a process that waits for a leader checks the same few again and again."""

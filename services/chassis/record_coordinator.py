@@ -81,6 +81,7 @@ _VALUE_BYTES_MAX = 32 << 20
 """Stores limit a value: Bigtable a cell to 100 MiB, and it recommends a tenth of that."""
 _ATTEMPTS_MAX = 4
 """How often a write is sent again whose answers are lost."""
+_WAS_HELD_BEATS = 2
 
 _log = structlog.get_logger("percolator.coordinator")
 
@@ -153,6 +154,8 @@ class RecordLeadership:
         self._certain = True
         """True if `_stamp` is that of the record, unless another process leads."""
         self._beat_seconds = beat_seconds
+        self._held_at = self._shown_at = clock.monotonic_seconds()
+        """When it was last seen to be held, and when its last write was seen to succeed."""
         self._deposed = False
         self._writing = asyncio.Lock()
         self._tasks = Tasks()
@@ -179,6 +182,12 @@ class RecordLeadership:
             return False
         self._note(await self._shared())
         return not self._deposed
+
+    async def was_held(self) -> bool:
+        now = self._clock.monotonic_seconds()
+        if not self._deposed and now - self._held_at <= _WAS_HELD_BEATS * self._beat_seconds:
+            return True
+        return await self.is_held()
 
     async def check(self) -> None:
         if not await self.is_held():
@@ -238,6 +247,7 @@ class RecordLeadership:
                     if self._stamp in attempted:
                         return
                 self._attempts += 1
+                began = self._clock.monotonic_seconds()
                 new = self._first._replace(writes=self._attempts)
                 attempted.add(new)
                 self._certain = False
@@ -251,6 +261,8 @@ class RecordLeadership:
                     continue
                 if made:
                     self._stamp, self._certain = new, True
+                    self._held_at = began
+                    self._shown_at = self._clock.monotonic_seconds()
                     return
             raise NotReady(f"the record of the role {self._record.role!r} changes too fast")
 
@@ -262,7 +274,11 @@ class RecordLeadership:
     # ------------------------------------------------------------------------- looking
 
     async def _look(self) -> Stamp | None:
-        return (await self._record.look()).stamp
+        began = self._clock.monotonic_seconds()
+        found = (await self._record.look()).stamp
+        if found is not None and found.is_of(self._first):
+            self._held_at = began
+        return found
 
     def _note(self, found: Stamp | None) -> None:
         if not self._deposed and (found is None or not found.is_of(self._first)):
@@ -274,8 +290,14 @@ class RecordLeadership:
             raise NotReady(f"this process no longer leads as {self._record.role}")
 
     async def _keep_beating(self) -> None:
+        due = self._shown_at + self._beat_seconds
         while not self._deposed:
-            await self._clock.sleep(self._beat_seconds)
+            await self._clock.sleep(max(due - self._clock.monotonic_seconds(), 0.0))
+            now = self._clock.monotonic_seconds()
+            due = self._shown_at + self._beat_seconds
+            if now < due:
+                continue  # a write has shown it meanwhile
+            due = now + self._beat_seconds
             try:
                 await self._tasks.run_to_the_end(self._write({}))
             except NotReady:
@@ -285,6 +307,7 @@ class RecordLeadership:
                 self._trouble.lasts(error)
             else:
                 self._trouble.is_over()
+                due = self._shown_at + self._beat_seconds
 
 
 SESSIONS = b"session/"
@@ -303,7 +326,11 @@ class RecordCoordinator(OwnProcess[RecordLeadership]):
         super().__init__(world.clock, times)
         self._records = records
         self._random = world.random
-        self._silent = SilentSessions(world.clock, times.grace_seconds)
+        self._silent = SilentSessions(world.clock, times.session_grace_seconds)
+        self._listed: dict[str, tuple[float, Mapping[bytes, bytes]]] = {}
+        """The sessions at the last look, by prefix, and when it began."""
+        self._led_by: dict[str, KnownLeader | None] = {}
+        """The leaders that this process, a candidate, has seen at its last check."""
 
     async def campaign(
         self, role: str, holder: str, lost: Callable[[], str] = no_lost_leader
@@ -312,22 +339,23 @@ class RecordCoordinator(OwnProcess[RecordLeadership]):
         record = RoleRecord(self._records, role)
         token = f"{self._random.getrandbits(64):016x}"
         silence = Silence(self._clock, self._times.grace_seconds)
-        while True:
-            stamp = await self._try(record, token, holder, silence, lost)
-            if stamp is not None:
-                leadership = RecordLeadership(
-                    record, self._clock, stamp, beat_seconds=self._times.beat_seconds
-                )
-                return self._leads(role, leadership)
-            await self._clock.sleep(self._times.poll_seconds)
+        try:
+            while True:
+                stamp = await self._try(record, token, holder, silence, lost)
+                if stamp is not None:
+                    leadership = RecordLeadership(
+                        record, self._clock, stamp, beat_seconds=self._times.beat_seconds
+                    )
+                    return self._leads(role, leadership)
+                await silence.sleep(self._times.poll_seconds)
+        finally:
+            self._led_by.pop(role, None)
 
     async def leader(self, role: str) -> KnownLeader | None:
         check_name("role", role)
-        seen = await RoleRecord(self._records, role).look(LEADER)
-        holder = seen.cells.get(LEADER)
-        if seen.stamp is None or holder is None:
-            return None
-        return KnownLeader(seen.stamp.epoch, holder.decode(errors="replace"))
+        if role in self._led_by:
+            return self._led_by[role]
+        return _leader(await RoleRecord(self._records, role).look(LEADER))
 
     async def read(self, role: str, key: str) -> bytes | None:
         check_name("role", role)
@@ -344,12 +372,23 @@ class RecordCoordinator(OwnProcess[RecordLeadership]):
         if prefix:
             check_name("prefix", prefix)
         now = self._silent.tick()
-        found = await self._records.all(SESSIONS + prefix.encode(), SESSION)
+        found = await self._all_sessions(prefix)
         named = {prefix + rest.decode(errors="replace"): content for rest, content in found.items()}
         judged = self._silent.judge(now, prefix, named)
         for name in judged.forgotten:
             await SessionRecord(self._records, name).remove()
         return {name: value_of(content) for name, content in judged.alive.items()}
+
+    async def _all_sessions(self, prefix: str) -> Mapping[bytes, bytes]:
+        """Of a look begun so recently that another one would hardly show more."""
+        began = self._clock.monotonic_seconds()
+        last = self._listed.get(prefix)
+        slack = self._times.session_beat_seconds - self._times.beat_seconds
+        if last is not None and began - last[0] < slack:
+            return last[1]
+        found = await self._records.all(SESSIONS + prefix.encode(), SESSION)
+        self._listed[prefix] = began, found
+        return found
 
     # ------------------------------------------------------------------------- candidates
 
@@ -359,6 +398,7 @@ class RecordCoordinator(OwnProcess[RecordLeadership]):
         """The stamp with which this process leads. None while there is a leader that may be alive,
         or if another candidate was faster."""
         seen = await record.look(LEADER)
+        self._led_by[record.role] = _leader(seen)
         stamp = seen.stamp
         if stamp is not None and stamp.token == token:
             return stamp  # an earlier attempt, whose answer was lost
@@ -375,6 +415,13 @@ class RecordCoordinator(OwnProcess[RecordLeadership]):
             _log.info("a candidate does not know yet whether it leads", error=str(error))
             return None
         return new if made else None
+
+
+def _leader(seen: RoleSeen) -> KnownLeader | None:
+    holder = seen.cells.get(LEADER)
+    if seen.stamp is None or holder is None:
+        return None
+    return KnownLeader(seen.stamp.epoch, holder.decode(errors="replace"))
 
 
 class SessionRecord:

@@ -132,7 +132,11 @@ class Master(Generic[MapT, TermT]):
 
     async def registered(self, server: Server, wall_milliseconds: int) -> None:
         """A server reports. On a standby, `NotReady` tells it to report to another master."""
-        leader = await self._leader()
+        leader = self.candidacy.serving()
+        # All servers report every second: a look for each would keep a store busy. One that reports
+        # to a master that was just replaced will do so to the other one soon.
+        if not await leader.leadership.was_held():
+            raise NotReady("this master no longer leads")
         check(server)
         others = self.registry.others_at(server)
         masters = [

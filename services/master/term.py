@@ -117,7 +117,7 @@ class Term(ABC, Generic[MapT]):
         while True:
             await self._world.clock.sleep(ASK_SECONDS)
             self._tick()
-            if not await self.leadership.is_held():
+            if not await self.leadership.was_held():
                 raise NotReady("another master leads")
 
     def _tick(self) -> None:

@@ -18,18 +18,26 @@ from percolator.bigtable.admin import create_table
 from percolator.bigtable.connection import BigtableNetwork
 from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
+from percolator.bucket.bucket import Bucket
+from percolator.bucket.port import Attempts
 from percolator.errors import NotReady, StoreFault, StoreUnusable
 from percolator.rowstore.identity import TABLE_ID
 from percolator.rowstore.port import RowStore, SetCell
-from percolator.services.chassis.coordinator import Coordinator, CoordinatorTimes, Leadership
+from percolator.services.chassis.coordinator import (
+    Coordinator,
+    CoordinatorTimes,
+    Leadership,
+)
 from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
 from percolator.services.chassis.files import FileLock, Files, RealFiles
 from percolator.services.chassis.record_coordinator import RecordCoordinator, role_key, value_column
-from percolator.services.chassis.records import RowRecords
+from percolator.services.chassis.records import BucketRecords, Records, RowRecords
+from percolator.tasks import Tasks
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
 from percolator.world import Clock, MachineClock, Network, World
+from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.refusals import refused
@@ -37,6 +45,16 @@ from tests.unit.refusals import refused
 # The back ends of the coordinator, and processes that a test can pause and kill.
 
 TIMES = CoordinatorTimes(beat_seconds=0.02, grace_seconds=0.4, poll_seconds=0.01)
+HOSTILE_TIMES = CoordinatorTimes(beat_seconds=1.0, grace_seconds=40.0, poll_seconds=0.5)
+"""Here a call may take many attempts."""
+HOSTILE = BucketFaults(
+    lost_request=0.06,
+    lost_answer=0.06,
+    late_request=0.06,
+    late_answer=0.06,
+    failed_before=0.06,
+    failed_after_success=0.06,
+)
 
 
 class Pausable:
@@ -60,12 +78,14 @@ class Pausable:
 
     async def _called(self, name: str, found: Any, *arguments: Any, **named: Any) -> Any:
         await self.running.wait()
-        result = await found(*arguments, **named)
+        try:
+            result = await found(*arguments, **named)
+        finally:  # done or not: an error may follow what was done
+            if self.pauses_after(name, *arguments):
+                self.running.clear()
+                await self.running.wait()
         if name == "lock":
             self.locks.append(result)
-        if self.pauses_after(name, *arguments):
-            self.running.clear()
-            await self.running.wait()
         return result
 
     async def _streamed(self, found: Any, *arguments: Any, **named: Any) -> AsyncIterator[Any]:
@@ -109,6 +129,7 @@ class BackEnd(Protocol):
     """A store, and processes that share it."""
 
     clock: Clock
+    times: CoordinatorTimes
     death_seconds: float
     """Within this time, a leader that was killed is replaced."""
 
@@ -122,6 +143,7 @@ class BackEnd(Protocol):
 class Directories:
     """The directory back end, on real files or in memory."""
 
+    times = TIMES
     death_seconds = TIMES.grace_seconds
     """A killed process has no lock any more: nobody waits for it to be silent."""
 
@@ -152,6 +174,7 @@ class Directories:
 class Rows:
     """The back end in a row store: in a model of Bigtable, or in its emulator."""
 
+    times = TIMES
     death_seconds = 3 * TIMES.grace_seconds
     """Only its silence tells that a process is dead."""
 
@@ -166,14 +189,14 @@ class Rows:
         return Process(reach, RecordCoordinator(records, self._world, TIMES), _sets_value)
 
     async def damage(self, led: Leadership, role: str, key: str, data: bytes | None) -> bytes:
-        records, row, column = (
-            RowRecords(self._store, self._world),
-            role_key(role),
-            value_column(key),
-        )
-        if data is not None:
-            await records.put(row, {column: data})
-        return (await records.read(row, [column]))[column]
+        return await _damage(RowRecords(self._store, self._world), role, key, data)
+
+
+async def _damage(records: Records, role: str, key: str, data: bytes | None) -> bytes:
+    record, column = role_key(role), value_column(key)
+    if data is not None:
+        await records.put(record, {column: data})
+    return (await records.read(record, [column]))[column]
 
 
 def _sets_value(name: str, *arguments: Any) -> bool:
@@ -183,11 +206,41 @@ def _sets_value(name: str, *arguments: Any) -> bool:
     return any(isinstance(one, SetCell) and one.column == value_column("map") for one in changes)
 
 
+class Objects:
+    """The back end in a bucket: in a model, which is hostile if there are faults."""
+
+    def __init__(self, faults: BucketFaults) -> None:
+        self.times = TIMES if faults == BucketFaults() else HOSTILE_TIMES
+        self.death_seconds = 3 * self.times.grace_seconds
+        self.clock: Clock = VirtualClock(asyncio.get_running_loop())
+        self._world = World(self.clock, InProcessNetwork({}), random.Random(7))
+        self.model = BucketInMemory(self.clock, random.Random(3), Tasks(), faults)
+
+    def process(self) -> Process:
+        reach = Pausable(self.model)
+        records = self._records(cast("Attempts", reach))
+        return Process(reach, RecordCoordinator(records, self._world, self.times), _puts_value)
+
+    async def damage(self, led: Leadership, role: str, key: str, data: bytes | None) -> bytes:
+        return await _damage(self._records(self.model), role, key, data)
+
+    def _records(self, attempts: Attempts) -> BucketRecords:
+        chance = self._world.random
+        bucket = Bucket(attempts, self.clock, chance, attempt_seconds=1.0, seconds=600.0)
+        return BucketRecords(bucket, chance)
+
+
+def _puts_value(name: str, *arguments: Any) -> bool:
+    return name in ("create", "replace") and b'"=map"' in arguments[1]
+
+
 BACK_ENDS = [
     pytest.param("memory", id="directory in memory"),
     pytest.param("real", id="directory", marks=pytest.mark.real_time),
     pytest.param("model", id="rows in the model"),
     pytest.param("emulator", id="rows in the emulator", marks=pytest.mark.bigtable),
+    pytest.param("bucket", id="objects in the model"),
+    pytest.param("hostile", id="objects in the hostile model"),
 ]
 
 
@@ -199,6 +252,9 @@ async def _opened(kind: str, root: Path, emulator: Callable[[], str]) -> AsyncIt
             disk = MemoryDisk()
             disk.make_durable_directory(root)
         yield Directories(root, disk)
+        return
+    if kind in ("bucket", "hostile"):
+        yield Objects(BucketFaults() if kind == "bucket" else HOSTILE)
         return
     if kind == "model":
         place = MODEL
@@ -232,7 +288,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def soon(work: Awaitable[Leadership]) -> Leadership:
-    return await asyncio.wait_for(work, 10)
+    return await asyncio.wait_for(work, 1_000)
 
 
 async def is_waiting(task: asyncio.Task[Any], clock: Clock, seconds: float) -> bool:
@@ -262,7 +318,7 @@ async def test_a_role_that_never_had_a_leader_has_no_values(store: BackEnd) -> N
 async def test_while_a_leader_lives_candidates_wait(store: BackEnd) -> None:
     led = await soon(store.process().coordinator.campaign("master", "a:1"))
     waiting = asyncio.create_task(store.process().coordinator.campaign("master", "b:1"))
-    assert await is_waiting(waiting, store.clock, 3 * TIMES.grace_seconds)
+    assert await is_waiting(waiting, store.clock, 3 * store.times.grace_seconds)
     assert await led.is_held()
     waiting.cancel()
 
@@ -275,9 +331,9 @@ async def test_a_leader_that_a_candidate_knows_to_be_lost_is_replaced_though_it_
     lost = [""]
     candidate = store.process().coordinator
     waiting = asyncio.create_task(candidate.campaign("oracle", "b:1", lambda: lost[-1]))
-    assert await is_waiting(waiting, store.clock, 2 * TIMES.grace_seconds)
+    assert await is_waiting(waiting, store.clock, 2 * store.times.grace_seconds)
     lost.append("another:1")
-    assert await is_waiting(waiting, store.clock, 2 * TIMES.grace_seconds)
+    assert await is_waiting(waiting, store.clock, 2 * store.times.grace_seconds)
     lost.append("a:1")
     assert await (await soon(waiting)).get("mark") == b"one"
     assert not await first.is_held()
@@ -363,7 +419,7 @@ async def test_a_successor_of_a_paused_leader_is_itself_replaced_when_killed(
     await soon(second.coordinator.campaign("master", "b:1"))
     paused.resume()
     await first.resign()
-    await store.clock.sleep(5 * TIMES.beat_seconds)
+    await store.clock.sleep(5 * store.times.beat_seconds)
     second.kill()
     started = store.clock.monotonic_seconds()
     await soon(store.process().coordinator.campaign("master", "c:1"))
@@ -417,10 +473,9 @@ async def test_sessions_are_listed_while_their_owners_live(store: BackEnd) -> No
     await left.close()
     dies.kill()
     assert set(await reader.sessions("master-")) == {"master-1", "master-3"}
-    for _ in range(40):
-        await store.clock.sleep(TIMES.grace_seconds / 20)
-        await reader.sessions("master-")
-    assert await reader.sessions("master-") == {"master-1": b"stays"}
+    async with asyncio.timeout(100 * store.times.grace_seconds):
+        while await reader.sessions("master-") != {"master-1": b"stays"}:
+            await store.clock.sleep(store.times.grace_seconds / 20)
 
 
 @pytest.mark.parametrize("name", ["", "Map", "../map", "a/b", "x" * 101, "-", "a.new"])

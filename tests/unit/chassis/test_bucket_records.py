@@ -1,0 +1,383 @@
+"""Records in a bucket: one version after another, whatever the store does, and nothing is guessed.
+
+Long values are in objects of their own, which a heartbeat does not write again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import pytest
+
+from percolator.bucket.bucket import Bucket
+from percolator.bucket.port import Stored
+from percolator.errors import PercolatorError, PermissionDenied, StoreFault, StoreUnusable
+from percolator.services.chassis.coordinator import CoordinatorTimes, encode
+from percolator.services.chassis.record_coordinator import RecordCoordinator
+from percolator.services.chassis.records import BucketRecords, Seen
+from percolator.tasks import Tasks
+from percolator.testing.in_process_network import InProcessNetwork
+from percolator.world import World
+from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory, Keys
+from tests.simulation.virtual_time import VirtualClock
+
+EVERY_FAULT = BucketFaults(
+    lost_request=0.07,
+    lost_answer=0.07,
+    late_request=0.07,
+    late_answer=0.07,
+    failed_before=0.07,
+    failed_after_success=0.07,
+    list_delay_seconds=5.0,
+)
+ROLE = b"role/master"
+NAME = "coordinator/role/master"
+VALUES = "coordinator/values/role/master/"
+MAP = b"=map"
+COUNT = b"count"
+
+
+class Model(BucketInMemory):
+    """A bucket that counts the calls, and those that tests stop or refuse."""
+
+    def __init__(self, faults: BucketFaults | None = None, seed: int = 1) -> None:
+        self.clock = VirtualClock(asyncio.get_running_loop())
+        self.tasks = Tasks()
+        super().__init__(self.clock, random.Random(seed), self.tasks, faults)
+        self.calls: Counter[str] = Counter()
+        self.uploaded = 0
+        self._processes = 0
+        self.before_read: Callable[[str], Awaitable[None]] | None = None
+        self.before_delete: Callable[[str], Awaitable[None]] | None = None
+
+    def records(self, seconds: float = 600.0) -> BucketRecords:
+        """Those of another process each time."""
+        self._processes += 1
+        chance = random.Random(self._processes)
+        return BucketRecords(
+            Bucket(self, self.clock, chance, attempt_seconds=1.0, seconds=seconds), chance
+        )
+
+    async def create(self, key: str, data: bytes) -> str:
+        self.calls["create"] += 1
+        self.uploaded += len(data)
+        return await super().create(key, data)
+
+    async def replace(self, key: str, data: bytes, tag: str) -> str:
+        self.calls["replace"] += 1
+        self.uploaded += len(data)
+        return await super().replace(key, data, tag)
+
+    async def read(self, key: str) -> Stored | None:
+        self.calls["read"] += 1
+        if self.before_read is not None:
+            await self.before_read(key)
+        return await super().read(key)
+
+    async def list(self, folder: str, after: str, limit: int) -> Keys:
+        self.calls["list"] += 1
+        return await super().list(folder, after, limit)
+
+    async def delete(self, key: str) -> None:
+        self.calls["delete"] += 1
+        if self.before_delete is not None:
+            await self.before_delete(key)
+        await super().delete(key)
+
+    def values(self) -> Keys:
+        return [key for key in self.objects if key.startswith(VALUES)]
+
+
+@pytest.fixture
+@asynccontextmanager
+async def model() -> AsyncIterator[Model]:
+    yield Model()
+
+
+def long(text: str) -> bytes:
+    return text.encode() * 2_000
+
+
+async def put_map(records: BucketRecords, value: bytes) -> None:
+    await records.put(ROLE, {MAP: value})
+
+
+async def the_map(records: BucketRecords) -> bytes | None:
+    return (await records.read(ROLE, [MAP])).get(MAP)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_of_many_who_change_a_record_one_does_whatever_the_store_does(seed: int) -> None:
+    """Each adds one to what it has seen, and writes a long value that fits."""
+    model = Model(EVERY_FAULT, seed)
+    made = 0
+
+    async def process() -> None:
+        nonlocal made
+        records = model.records()
+        for _ in range(6):
+            found = (await records.read(ROLE, [COUNT, MAP])) or {COUNT: b"0", MAP: long("0")}
+            count = int(found[COUNT])
+            assert found[MAP] == long(str(count)), "both are as of one time"
+            seen = Seen(COUNT, found[COUNT] if count else None)
+            new = str(count + 1)
+            made += await records.change(ROLE, seen, {COUNT: new.encode(), MAP: long(new)})
+
+    await asyncio.gather(*(process() for _ in range(4)))
+    await asyncio.sleep(2 * model.faults.late_seconds)
+    found = await model.records().read(ROLE, [COUNT, MAP])
+    assert made <= int(found[COUNT]), "who was told that it changed the record did so"
+    assert found[MAP] == long(found[COUNT].decode())
+    assert {name for name in model.struck if "list" not in name} == {
+        "lost_request",
+        "lost_answer",
+        "late_request",
+        "late_answer",
+        "failed_before",
+        "failed_after_success",
+    }
+
+
+async def test_of_two_who_make_the_same_change_at_once_one_does(model: Model) -> None:
+    processes = [model.records() for _ in range(2)]
+    for count in range(5):
+        seen = Seen(COUNT, b"%d" % count if count else None)
+        change = {COUNT: b"%d" % (count + 1)}
+        made = await asyncio.gather(*(one.change(ROLE, seen, change) for one in processes))
+        assert sorted(made) == [False, True]
+
+
+async def test_a_change_after_an_own_one_is_a_single_call(model: Model) -> None:
+    records = model.records()
+    await records.put(ROLE, {COUNT: b"1"})
+    model.calls.clear()
+    assert await records.change(ROLE, Seen(COUNT, b"1"), {COUNT: b"2"})
+    assert model.calls == {"replace": 1}
+    assert not await records.change(ROLE, Seen(COUNT, b"1"), {COUNT: b"3"})
+    assert await model.records().read(ROLE, [COUNT]) == {COUNT: b"2"}
+
+
+async def test_heartbeats_do_not_upload_the_map(model: Model) -> None:
+    world = World(model.clock, InProcessNetwork({}), random.Random(1))
+    coordinator = RecordCoordinator(model.records(), world, CoordinatorTimes(beat_seconds=0.5))
+    led = await coordinator.campaign("master", "a:1")
+    await led.put("map", long("a map of many tablets "))
+    uploaded, model.uploaded = model.uploaded, 0
+    await asyncio.sleep(10.0)
+    assert model.calls["replace"] >= 20
+    assert model.uploaded < uploaded / 2
+    assert await led.get("map") == long("a map of many tablets ")
+    await coordinator.close()
+
+
+async def test_a_long_value_is_deleted_once_another_one_has_taken_its_place(model: Model) -> None:
+    records = model.records()
+    for text in ("one", "two", "three"):
+        await put_map(records, long(text))
+    await put_map(records, b"short")
+    await asyncio.sleep(1.0)
+    assert model.values() == []
+    assert await the_map(records) == b"short"
+
+
+async def test_long_values_of_processes_that_died_are_deleted_by_the_next_one(model: Model) -> None:
+    await put_map(model.records(), long("one"))
+    # Who dies between the two writes leaves this; a creation that arrives late does, too.
+    await model.create(f"{VALUES}2-0123456789abcdef-1", long("never named"))
+    await model.create(f"{VALUES}something else", b"not a value")
+    await put_map(model.records(), long("two"))
+    await asyncio.sleep(1.0)
+    assert len(model.values()) == 2
+    assert f"{VALUES}something else" in model.values()
+    assert await the_map(model.records()) == long("two")
+
+
+async def test_a_process_that_was_paused_does_not_delete_what_its_successor_is_about_to_name(
+    model: Model,
+) -> None:
+    """It lists the values when the successor's is there already, but not yet in the record."""
+    paused, successor = model.records(), model.records()
+    await put_map(paused, long("one"))
+    listing = asyncio.Event()
+    list_now = model.list
+
+    async def late(folder: str, after: str, limit: int) -> Keys:
+        await listing.wait()
+        return await list_now(folder, after, limit)
+
+    model.list = late  # type: ignore[method-assign]
+    await put_map(paused, long("two"))  # and sweeps, after the pause
+    replace_now = model.replace
+
+    async def replace_later(key: str, data: bytes, tag: str) -> str:
+        listing.set()
+        await asyncio.sleep(0.5)
+        return await replace_now(key, data, tag)
+
+    model.replace = replace_later  # type: ignore[method-assign]
+    await put_map(successor, long("three"))
+    await asyncio.sleep(1.0)
+    assert model.calls["list"] > 0
+    assert await the_map(model.records()) == long("three")
+
+
+async def test_a_reader_that_meets_a_change_reads_the_next_value(model: Model) -> None:
+    writer = model.records()
+    await put_map(writer, long("one"))
+    once = [1]
+
+    async def change_before(key: str) -> None:
+        if key.startswith(VALUES) and once:
+            once.clear()
+            await put_map(writer, long("two"))
+            await asyncio.sleep(1.0)
+            assert key not in model.objects
+
+    model.before_read = change_before
+    assert await the_map(model.records()) == long("two")
+    assert not once
+
+
+async def test_a_value_that_did_not_change_is_not_read_again(model: Model) -> None:
+    reader = model.records()
+    await put_map(model.records(), long("one"))
+    for _ in range(3):
+        assert await the_map(reader) == long("one")
+    assert (
+        model.calls["read"] <= 5
+    )  # the writer's first look, three of the record, one of the value
+
+
+async def test_what_cannot_be_deleted_costs_space_and_nothing_else(model: Model) -> None:
+    async def refuse(key: str) -> None:
+        raise PermissionDenied("the account may not delete")
+
+    model.before_delete = refuse
+    records = model.records()
+    for text in ("one", "two", "three"):
+        await put_map(records, long(text))
+    assert await the_map(records) == long("three")
+    model.before_delete = None
+    await put_map(model.records(), long("four"))
+    await asyncio.sleep(1.0)
+    assert len(model.values()) == 1
+
+
+# ------------------------------------------------------------------ what nobody wrote
+
+
+async def stored(model: Model) -> tuple[dict[str, object], str]:
+    """The content of the record, and the key of its long value."""
+    await put_map(model.records(), long("all tablets"))
+    (value,) = model.values()
+    return json.loads(model.objects[NAME].partition(b"\n")[2]), value
+
+
+async def requires_damage(model: Model, key: str, reason: str) -> None:
+    with pytest.raises(
+        StoreUnusable, match=f"{key} in a bucket in memory is damaged: {reason}"
+    ) as caught:
+        await the_map(model.records())
+    assert caught.value.fault is StoreFault.DAMAGED
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda data: b"", "it does not begin with the header"),
+        (lambda data: data[:-1], "its checksum is wrong"),
+        (lambda data: data + b"x", "its checksum is wrong"),
+        (lambda data: data.replace(b'"version": 1', b'"version": 7'), "its checksum is wrong"),
+        (
+            lambda data: data.replace(b"percolator-value 1", b"percolator-value 9"),
+            "it has format 9",
+        ),
+        (lambda data: encode(b"{"), "Expecting property name"),
+        (lambda data: encode(b"[]"), "list indices"),
+        (lambda data: encode(b"{}"), "'columns'"),
+        (lambda data: encode(b"[" * 100_000), ""),
+        (lambda data: encode(b'{"version": 0, "columns": {}, "values": {}}'), "its version is 0"),
+        (
+            lambda data: encode(b'{"version": 1, "columns": {"a": "?"}, "values": {}}'),
+            "Only base64",
+        ),
+        (lambda data: encode(b'{"version": 1, "columns": {}, "values": {"a": {}}}'), ""),
+        (
+            lambda data: encode(
+                b'{"version": 1, "columns": {},'
+                b' "values": {"a": {"key": "../a", "size": 1, "crc32": 1}}}'
+            ),
+            "key: expected",
+        ),
+    ],
+)
+async def test_a_damaged_record_is_refused_by_its_key(
+    model: Model, damage: Callable[[bytes], bytes], reason: str
+) -> None:
+    await stored(model)
+    model.objects[NAME] = damage(model.objects[NAME])
+    await requires_damage(model, NAME, reason)
+    with pytest.raises(StoreUnusable, match=NAME):
+        await model.records().put(ROLE, {COUNT: b"1"})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:-1],
+        lambda data: data + b"x",
+        lambda data: data.replace(b"all", b"few", 1),
+    ],
+)
+async def test_a_damaged_long_value_is_refused_by_its_key(
+    model: Model, damage: Callable[[bytes], bytes]
+) -> None:
+    _, key = await stored(model)
+    model.objects[key] = damage(model.objects[key])
+    await requires_damage(model, key, "its checksum is not the one that is recorded")
+
+
+async def test_a_long_value_that_is_missing_is_named(model: Model) -> None:
+    _, key = await stored(model)
+    del model.objects[key]
+    await requires_damage(model, key, f"it is missing, and {NAME} names it")
+
+
+async def test_a_store_that_refuses_is_named_as_the_reason(model: Model) -> None:
+    async def refuse(key: str) -> None:
+        raise PermissionDenied("the account may not read")
+
+    model.before_read = refuse
+    with pytest.raises(StoreUnusable, match="the bucket: the account may not read") as caught:
+        await the_map(model.records())
+    assert caught.value.fault is StoreFault.READ_ONLY
+
+
+async def test_a_long_value_that_cannot_be_written_leaves_the_record_as_it_was() -> None:
+    model = Model()
+    await put_map(model.records(), long("one"))
+    model.faults = replace(model.faults, lost_request=1.0)
+    with pytest.raises(StoreUnusable, match="gave no answer"):
+        await put_map(model.records(seconds=5.0), long("two"))
+    model.faults = BucketFaults(call_seconds=0.0)
+    assert await the_map(model.records()) == long("one")
+
+
+async def test_a_change_without_an_answer_is_not_said_to_have_failed(model: Model) -> None:
+    records = model.records(seconds=5.0)
+    await records.put(ROLE, {COUNT: b"1"})
+    model.faults = BucketFaults(lost_answer=1.0)
+    with pytest.raises(PercolatorError) as caught:
+        await records.change(ROLE, Seen(COUNT, b"1"), {COUNT: b"2"})
+    assert not isinstance(caught.value, StoreUnusable)
+    with suppress(StoreUnusable):
+        await records.read(ROLE, [COUNT])
+    model.faults = BucketFaults()
+    assert await records.read(ROLE, [COUNT]) == {COUNT: b"2"}
