@@ -92,8 +92,10 @@ class Bucket:
         return await self._answer("head", key, lambda: self._attempts.head(key), self._deadline())
 
     async def list(self, folder: str, *, after: str = "", limit: int = LISTED_MAX) -> list[str]:
-        """The first keys, in order, that begin with `folder` and a slash. They may lag behind."""
-        require_key(folder, "folder")
+        """The first keys, in order, that begin with `folder` and a slash, or of all keys if there
+        is no folder. They may lag behind."""
+        if folder:
+            require_key(folder, "folder")
         if not 1 <= limit <= LISTED_MAX:
             raise InvalidArgument("limit", f"expected 1 to {LISTED_MAX}, found {limit}")
         return await self._answer(

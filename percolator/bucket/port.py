@@ -79,7 +79,8 @@ class Attempts(Protocol):
         """The object's tag and size; None if the key has none."""
 
     async def list(self, folder: str, after: str, limit: int) -> list[str]:
-        """The first keys, in order, that begin with `folder` and a slash, and are above `after`."""
+        """The first keys, in order, that begin with `folder` and a slash, and are above `after`.
+        Without a folder, those of all keys."""
 
     async def delete(self, key: str) -> None:
         """Deletes the object if there is one."""

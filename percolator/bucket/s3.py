@@ -131,7 +131,8 @@ class S3Attempts:
         """The first keys of a folder, in the order in which the store lists them."""
         try:
             # A part ends before the list does only if it is full, however many calls it takes.
-            async for part in self._store.list(folder, offset=after or None, chunk_size=limit):
+            parts = self._store.list(folder or None, offset=after or None, chunk_size=limit)
+            async for part in parts:
                 return [one["path"] for one in part]
         except _FAILURES as error:
             raise self._meaning(error) from error

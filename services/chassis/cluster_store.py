@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -17,6 +17,8 @@ from percolator.bigtable.admin import delete_table, has_table, require_table
 from percolator.bigtable.connection import Connection
 from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
+from percolator.bucket.bucket import Bucket
+from percolator.bucket.port import Attempts, Stored
 from percolator.errors import (
     InvalidArgument,
     InvariantViolation,
@@ -38,7 +40,14 @@ from percolator.services.chassis.files import Files, make_durable_directory, ref
 from percolator.services.chassis.host import AnyHost, Host
 from percolator.services.chassis.process import version
 from percolator.services.chassis.record_coordinator import RecordCoordinator
-from percolator.services.chassis.records import NoRecords, Records, RowRecords, Seen
+from percolator.services.chassis.records import (
+    BucketRecords,
+    NoRecords,
+    Records,
+    RowRecords,
+    Seen,
+    unusable,
+)
 from percolator.services.chassis.settings import StoreSettings
 from percolator.services.chassis.store_watch import LOOK_SECONDS, STALLED_SECONDS
 from percolator.v1.cluster_pb2 import RowStorePlace
@@ -47,32 +56,37 @@ from percolator.world import Clock, Network, Random, World
 """If a check takes longer, the store hangs."""
 
 
-class RowStoreWatch:
-    """Checks all the time whether a row store still answers, and is still that of this cluster.
+class IdentityWatch:
+    """Checks all the time whether a store still answers, and is still that of this cluster.
 
     Belongs to one event loop; `run` has to run as a task.
 
     A store that does not answer may come back: until it does, the process reports that it does not
     serve. One that has lost this cluster's identity, or has another, does not come back: somebody
-    deleted its tables, or started an empty emulator in its place.
+    deleted what was in it, or put another store in its place.
     """
 
     def __init__(
         self,
-        look: Callable[[], Awaitable[RowIdentity | None]],
-        expected: RowIdentity,
+        look: Callable[[], Awaitable[ClusterIdentity | None]],
+        expected: ClusterIdentity,
         name: str,
+        how_lost: str,
+        look_seconds: float,
         clock: Clock,
         log: BoundLogger,
         *,
         stalled: Callable[[bool], None],
         gone: Callable[[str], None],
     ) -> None:
-        """`stalled` is called when the store falls silent and when it answers again; `gone` once,
-        with the reason."""
+        """`how_lost`: what has happened if the identity is not there. It looks every `look_seconds`
+        while the store answers. `stalled` is called when it falls silent and when it answers again;
+        `gone` once, with the reason."""
         self._look = look
         self._expected = expected
         self._name = name
+        self._how_lost = how_lost
+        self._look_seconds = look_seconds
         self._clock = clock
         self._log = log
         self._stalled = stalled
@@ -91,13 +105,11 @@ class RowStoreWatch:
             else:
                 if found != self._expected:
                     whose = "no cluster" if found is None else f"cluster {found.cluster_id}"
-                    self._gone(
-                        f"{self._name} now belongs to {whose}: its tables were deleted, or an "
-                        "empty emulator was started in its place"
-                    )
+                    self._gone(f"{self._name} now belongs to {whose}: {self._how_lost}")
                     return
                 self._answered()
-            await self._clock.sleep(LOOK_SECONDS)
+            answers = self._silent_since is None
+            await self._clock.sleep(self._look_seconds if answers else LOOK_SECONDS)
 
     def _silent(self, error: StoreUnusable) -> None:
         now = self._clock.monotonic_seconds()
@@ -155,12 +167,7 @@ async def establish_identity(files: Files, root: Path, random: Random) -> Cluste
     if not found:
         _refuse_foreign(root, names)
     unfinished = root / f"{_UNFINISHED}{random.getrandbits(64):016x}"
-    content = {
-        "cluster_id": f"{random.getrandbits(128):032x}",
-        "format": STORE_FORMAT,
-        "created_by": version(),
-    }
-    await _write(files, unfinished, content)
+    await _write(files, unfinished, _new_identity(random))
     if not found:
         # Another master may have been faster: then its identity counts.
         with suppress(FileExistsError):
@@ -169,6 +176,14 @@ async def establish_identity(files: Files, root: Path, random: Random) -> Cluste
     await files.unlink(unfinished)
     await files.fsync_directory(root)
     return await read_identity(files, root)
+
+
+def _new_identity(random: Random) -> dict[str, object]:
+    return {
+        "cluster_id": f"{random.getrandbits(128):032x}",
+        "format": STORE_FORMAT,
+        "created_by": version(),
+    }
 
 
 async def read_identity(files: Files, root: Path) -> ClusterIdentity:
@@ -297,12 +312,7 @@ class RowIdentity(ClusterIdentity):
 async def establish(records: Records, name: str, world: World) -> RowIdentity:
     """The identity of the store, created if there is none."""
     epoch = max(world.clock.wall_milliseconds() - EPOCH_BEFORE_MILLISECONDS, 0)
-    content = {
-        "cluster_id": f"{world.random.getrandbits(128):032x}",
-        "format": STORE_FORMAT,
-        "created_by": version(),
-        "epoch_milliseconds": epoch,
-    }
+    content = {**_new_identity(world.random), "epoch_milliseconds": epoch}
     for _ in range(_ATTEMPTS_MAX):
         found = await read(records, name)
         if found is not None:
@@ -492,8 +502,18 @@ class RowClusterStore:
 
     def watch(self, host: AnyHost) -> None:
         look = partial(read, self._records, self.name)
+        how_lost = "its tables were deleted, or an empty emulator was started in its place"
         host.watch(
-            partial(RowStoreWatch, look, self.identity, self.name, self._world.clock, host.log)
+            partial(
+                IdentityWatch,
+                look,
+                self.identity,
+                self.name,
+                how_lost,
+                LOOK_SECONDS,
+                self._world.clock,
+                host.log,
+            )
         )
 
     def rows(self) -> RowStorePlace:
@@ -507,6 +527,136 @@ class RowClusterStore:
         """The error, with the setting that leads there."""
         error.message = f"store: {self.name}: {error.message}"
         return error
+
+
+_PROBES = "check-"
+"""`percolator store check` leaves objects below such a folder if it cannot delete them."""
+_ATTEMPT_SECONDS = 1.0
+_PATIENCE_SECONDS = 2.0
+"""How long a store that does not answer is asked again: as long as callers of an oracle wait."""
+_LONG_ATTEMPT_SECONDS = 30.0
+_LONG_PATIENCE_SECONDS = 60.0
+"""The map of a large cluster takes a while over a slow line."""
+_BUCKET_LOOK_SECONDS = 20.0
+_SESSION_FACTOR = 8
+_BEAT_SHARE = 0.4
+_POLL_SHARE = 1 / 3
+
+
+class BucketClusterStore:
+    """A `percolator.services.chassis.cluster_store.ClusterStore`.
+
+    The identity is an object that is created once, `cluster.json`, as the file in a directory is:
+    of several masters that start at once on an empty prefix, exactly one creates it.
+    """
+
+    def __init__(self, attempts: Attempts, world: World) -> None:
+        self._world = world
+        self._bucket = self._patient(attempts, _ATTEMPT_SECONDS, _PATIENCE_SECONDS)
+        long = self._patient(attempts, _LONG_ATTEMPT_SECONDS, _LONG_PATIENCE_SECONDS)
+        self._records = BucketRecords(self._bucket, long, world.random)
+        self._identity: ClusterIdentity | None = None
+
+    @property
+    def name(self) -> str:
+        return self._bucket.name
+
+    async def establish_identity(self) -> ClusterIdentity:
+        found = await self._found()
+        if found is None:
+            await self._refuse_foreign()
+            content = _new_identity(self._world.random)
+            # Another master may have been faster: then its identity counts.
+            made = await self._bucket.create(FILE_NAME, (json.dumps(content) + "\n").encode())
+            found = self._parsed(made.found)
+        if found is None:
+            raise StoreUnusable(
+                f"store: {self.name} does not keep the identity of a new cluster",
+                fault=StoreFault.INPUT_OUTPUT,
+            )
+        self._identity = found
+        return found
+
+    async def refuse_other_cluster(self, cluster_id: str) -> None:
+        found = await self._found()
+        if found is None:
+            raise InvalidArgument(
+                "store", f"{self.name} belongs to no cluster yet: start a master on it first"
+            )
+        if cluster_id:
+            require_same_cluster(found, self.name, cluster_id)
+        self._identity = found
+
+    def coordinator(self, times: CoordinatorTimes) -> RecordCoordinator:
+        """Heartbeats and looks are as rare as the grace period allows: each call is paid for."""
+        return RecordCoordinator(
+            self._records,
+            self._world,
+            replace(
+                times,
+                beat_seconds=max(times.beat_seconds, times.grace_seconds * _BEAT_SHARE),
+                poll_seconds=max(times.poll_seconds, times.grace_seconds * _POLL_SHARE),
+                session_factor=_SESSION_FACTOR,
+            ),
+        )
+
+    def watch(self, host: AnyHost) -> None:
+        if self._identity is None:
+            raise InvariantViolation("the identity of the store is used before it is known")
+        how_lost = f"{FILE_NAME} was deleted, or another one was put in its place"
+        host.watch(
+            partial(
+                IdentityWatch,
+                self._seen,
+                self._identity,
+                self.name,
+                how_lost,
+                _BUCKET_LOOK_SECONDS,
+                self._world.clock,
+                host.log,
+            )
+        )
+
+    def rows(self) -> RowStorePlace | None:
+        return None
+
+    async def _seen(self) -> ClusterIdentity | None:
+        """The identity for the watch. `StoreUnusable` if the store does not say."""
+        try:
+            return await self._found()
+        except StoreUnusable:
+            raise
+        except PercolatorError as error:
+            raise unusable(error, "the bucket") from error
+
+    async def _found(self) -> ClusterIdentity | None:
+        return self._parsed(await self._bucket.read(FILE_NAME))
+
+    def _parsed(self, stored: Stored | None) -> ClusterIdentity | None:
+        if stored is None:
+            return None
+        return parse_identity(stored.data, f"{FILE_NAME} in {self.name}", f"store: {self.name}")
+
+    async def _refuse_foreign(self) -> None:
+        """What a list lacks is not found. But who has lost an identity lost it a while ago."""
+        keys = await self._bucket.list("")
+        foreign = [key for key in keys if key != FILE_NAME and not key.startswith(_PROBES)]
+        # Another master may have created it meanwhile, and begun to work.
+        if foreign and await self._bucket.head(FILE_NAME) is None:
+            raise InvalidArgument(
+                "store",
+                f"{self.name} is not empty (it holds {foreign[0]!r}), but has no {FILE_NAME}: a "
+                "cluster begins in an empty bucket, or below a prefix of its own",
+            )
+
+    def _patient(self, attempts: Attempts, attempt_seconds: float, seconds: float) -> Bucket:
+        return Bucket(
+            attempts,
+            self._world.clock,
+            self._world.random,
+            attempt_seconds=attempt_seconds,
+            seconds=seconds,
+        )
 
 
 StoreSettingsT = TypeVar("StoreSettingsT", bound=StoreSettings)

@@ -312,8 +312,10 @@ class BucketRecords:
       reader that met a change would take the record for damaged.
     """
 
-    def __init__(self, bucket: Bucket, random: Random) -> None:
+    def __init__(self, bucket: Bucket, long: Bucket, random: Random) -> None:
+        """`long` is the same bucket, with the patience that long values take."""
         self._bucket = bucket
+        self._long = long
         self._writer = f"{random.getrandbits(64):016x}"
         self._writes = 0
         self._own: dict[str, Version] = {}
@@ -443,7 +445,7 @@ class BucketRecords:
     async def _stored(self, name: str, number: int, value: bytes) -> LongValue:
         long = LongValue.of(f"{_values(name)}/{number}-{self._unique()}", value)
         try:
-            made = await self._bucket.create(long.key, value)
+            made = await self._long.create(long.key, value)
         except PercolatorError as error:
             # The record is as it was.
             raise unusable(error, "the bucket") from error
@@ -457,7 +459,7 @@ class BucketRecords:
         if last is not None and last[0] == long:
             return last[1]
         try:
-            found = await self._bucket.read(long.key)
+            found = await self._long.read(long.key)
         except PercolatorError as error:
             raise unusable(error, "the bucket") from error
         if found is None:

@@ -80,6 +80,7 @@ async def test_a_list_has_the_first_keys_of_a_folder_in_order(attempts: Attempts
     assert await attempts.list("log", "log/1", 2) == ["log/10", "log/2/part"]
     assert await attempts.list("log", "log/3", 10) == []
     assert await attempts.list("nothing", "", 10) == []
+    assert await attempts.list("", "", 2) == ["lo", "log/1"]
 
 
 async def test_a_deleted_object_is_gone_and_may_be_deleted_again(attempts: Attempts) -> None:

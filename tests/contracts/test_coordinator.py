@@ -227,7 +227,7 @@ class Objects:
     def _records(self, attempts: Attempts) -> BucketRecords:
         chance = self._world.random
         bucket = Bucket(attempts, self.clock, chance, attempt_seconds=1.0, seconds=600.0)
-        return BucketRecords(bucket, chance)
+        return BucketRecords(bucket, bucket, chance)
 
 
 def _puts_value(name: str, *arguments: Any) -> bool:

@@ -144,7 +144,7 @@ class BucketInMemory:
             if changed > since and self._random.random() < 1 / 2:
                 self.struck["list_delay_seconds"] += 1
                 (listed.add if was_there else listed.discard)(key)
-        first = f"{folder}/"
+        first = f"{folder}/" if folder else ""
         return sorted(one for one in listed if one.startswith(first) and one > after)[:limit]
 
     # ------------------------------------------------------------------ faults

@@ -60,9 +60,8 @@ class Model(BucketInMemory):
         """Those of another process each time."""
         self._processes += 1
         chance = random.Random(self._processes)
-        return BucketRecords(
-            Bucket(self, self.clock, chance, attempt_seconds=1.0, seconds=seconds), chance
-        )
+        bucket = Bucket(self, self.clock, chance, attempt_seconds=1.0, seconds=seconds)
+        return BucketRecords(bucket, bucket, chance)
 
     async def create(self, key: str, data: bytes) -> str:
         self.calls["create"] += 1

@@ -1,6 +1,6 @@
 """The identity of a store root's cluster: made once, never changed, never guessed.
 
-A row store belongs to one cluster, and says to which.
+A row store belongs to one cluster, and says to which. So does a bucket, or a prefix in one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from percolator.errors import (
     PercolatorError,
     SchemaError,
     StoreUnusable,
+    Unavailable,
     WrongCluster,
 )
 from percolator.rowstore.identity import CLUSTER, IDENTITY, TABLE_ID
 from percolator.services.chassis.cluster_store import (
     FILE_NAME,
     STORE_FORMAT,
+    BucketClusterStore,
     ClusterIdentity,
     RowClusterStore,
     check_identity,
@@ -37,10 +39,12 @@ from percolator.services.chassis.cluster_store import (
 )
 from percolator.services.chassis.process import are_compatible
 from percolator.services.chassis.records import RowRecords
+from percolator.tasks import Tasks
 from percolator.testing.bigtable_in_memory import BigtableInMemory, ModelTable
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
 from percolator.world import World
+from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles, run_until_killed
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.refusals import refused
@@ -347,3 +351,104 @@ async def test_a_store_of_a_newer_release_is_refused() -> None:
     await instance.stored({"cluster_id": "a", "format": 3, "epoch_milliseconds": 1})
     with pytest.raises(WrongCluster, match="has format 3"):
         await instance.opened().establish_identity()
+
+
+class Prefix:
+    """A prefix in a bucket in memory, and processes that open it."""
+
+    def __init__(self, faults: BucketFaults | None = None, seed: int = 1) -> None:
+        self._clock = VirtualClock(asyncio.get_running_loop())
+        self.model = BucketInMemory(self._clock, random.Random(seed), Tasks(), faults)
+        self._seeds = iter(range(100))
+
+    def opened(self) -> BucketClusterStore:
+        chance = random.Random(next(self._seeds))
+        return BucketClusterStore(self.model, World(self._clock, InProcessNetwork({}), chance))
+
+    def put(self, key: str, data: bytes) -> None:
+        self.model.objects[key] = data
+
+
+HOSTILE = BucketFaults(
+    lost_request=0.1,
+    lost_answer=0.1,
+    late_request=0.1,
+    late_answer=0.1,
+    failed_before=0.1,
+    failed_after_success=0.1,
+)
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_masters_that_start_together_on_a_prefix_agree_whatever_the_store_does(
+    seed: int,
+) -> None:
+    prefix = Prefix(HOSTILE, seed)
+    found = set()
+
+    async def start() -> None:
+        """As a supervisor starts it, again and again."""
+        while True:
+            try:
+                found.add(await prefix.opened().establish_identity())
+            except Unavailable:
+                continue
+            return
+
+    await asyncio.gather(*(start() for _ in range(4)))
+    await asyncio.sleep(2 * HOSTILE.late_seconds)
+    await start()
+    assert len(found) == 1
+    assert found.pop().format == STORE_FORMAT
+    assert prefix.model.struck
+
+
+async def test_a_prefix_without_a_master_belongs_to_no_cluster() -> None:
+    with refused("store", match="belongs to no cluster yet: start a master"):
+        await Prefix().opened().refuse_other_cluster("")
+
+
+async def test_the_prefix_of_another_cluster_is_refused_and_both_are_named() -> None:
+    prefix = Prefix()
+    identity = await prefix.opened().establish_identity()
+    for cluster_id in (identity.cluster_id, ""):
+        await prefix.opened().refuse_other_cluster(cluster_id)
+    with pytest.raises(WrongCluster) as caught:
+        await prefix.opened().refuse_other_cluster("another")
+    said = f"belongs to cluster {identity.cluster_id}, the masters to cluster another"
+    assert said in str(caught.value)
+
+
+async def test_a_prefix_that_holds_something_else_is_refused_and_left_alone() -> None:
+    """Or its identity was deleted: a second cluster would be mixed with what is left of the
+    first."""
+    prefix = Prefix()
+    prefix.put("check-0123456789abcdef/once", b"left by a check of the store")
+    prefix.put("coordinator/role/master", b"...")
+    with refused("store", match="not empty.*coordinator/role/master.*has no cluster.json"):
+        await prefix.opened().establish_identity()
+    assert FILE_NAME not in prefix.model.objects
+
+
+async def test_what_a_check_of_the_store_has_left_makes_a_prefix_not_foreign() -> None:
+    prefix = Prefix()
+    prefix.put("check-0123456789abcdef/once", b"left by a check of the store")
+    await prefix.opened().establish_identity()
+
+
+async def test_a_prefix_of_another_format_is_refused_by_its_number() -> None:
+    prefix = Prefix()
+    newer = {"cluster_id": "abc", "format": 3, "created_by": "7.0.0"}
+    prefix.put(FILE_NAME, json.dumps(newer).encode())
+    with pytest.raises(WrongCluster, match="format 3, written by release"):
+        await prefix.opened().establish_identity()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"null", b'{"cluster_id": "", "format": 1}'])
+async def test_a_damaged_identity_in_a_bucket_is_refused_and_never_replaced(content: bytes) -> None:
+    prefix = Prefix()
+    prefix.put(FILE_NAME, content)
+    for call in (prefix.opened().establish_identity(), prefix.opened().refuse_other_cluster("")):
+        with pytest.raises(StoreUnusable, match=r"store: cluster\.json in .* is damaged"):
+            await call
+    assert prefix.model.objects[FILE_NAME] == content

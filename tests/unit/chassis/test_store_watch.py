@@ -31,11 +31,7 @@ from percolator.errors import (
 from percolator.rowstore.identity import CLUSTER, IDENTITY, TABLE_ID
 from percolator.services.chassis import cluster_store
 from percolator.services.chassis.cluster_client import connected
-from percolator.services.chassis.cluster_store import (
-    RowClusterStore,
-    RowIdentity,
-    RowStoreWatch,
-)
+from percolator.services.chassis.cluster_store import IdentityWatch, RowClusterStore, RowIdentity
 from percolator.services.chassis.epoch_directory import SharedLook, take_over
 from percolator.services.chassis.files import DiskThreads
 from percolator.services.chassis.membership import Membership, Registration
@@ -301,7 +297,14 @@ async def one() -> AsyncIterator[WatchedWatch]:
     one = WatchedWatch()
     identity = await one.store.establish_identity()
     made = partial(
-        RowStoreWatch, one.look, identity, str(MODEL), one.world.clock, structlog.get_logger()
+        IdentityWatch,
+        one.look,
+        identity,
+        str(MODEL),
+        "its tables were deleted",
+        LOOK_SECONDS,
+        one.world.clock,
+        structlog.get_logger(),
     )
     running = asyncio.create_task(made(stalled=one.stalled.append, gone=one.gone.append).run())
     try:
