@@ -34,8 +34,10 @@ from percolator.world import Clock, World
 
 CALL_SECONDS = 0.5
 PROBE_SECONDS = 0.75
-"""From one call to the next. Unanswered calls are counted rather than time: a standby that was
-paused has made no calls, so it draws no conclusion about the leader."""
+"""From one call to the next, at least. Unanswered calls are counted rather than time: a standby
+that was paused has made no calls, so it draws no conclusion about the leader."""
+_PROBES = 4
+"""How many calls the grace period has room for, at most: each costs the leader a look."""
 PEACE_SECONDS_MIN = 5.0
 PEACE_SECONDS_MAX = 20.0
 """How long an oracle that was deposed does not depose another one, at first and at most."""
@@ -61,7 +63,8 @@ class Probe:
         """Without masters no leader ever counts as lost."""
         self._world = world
         self._masters = masters
-        self._failures_max = ceil(grace_seconds / PROBE_SECONDS)
+        self._pause_seconds = max(PROBE_SECONDS, grace_seconds / _PROBES)
+        self._failures_max = ceil(grace_seconds / self._pause_seconds)
         self._failures = 0
         """Consecutive calls without an answer."""
         self._address = ""
@@ -83,7 +86,7 @@ class Probe:
         self._failures, self.lost = 0, ""
         clock = self._world.clock
         while self._masters:
-            due = clock.monotonic_seconds() + PROBE_SECONDS
+            due = clock.monotonic_seconds() + self._pause_seconds
             address = leader()
             if address != self._address:
                 self._address, self._failures, self.lost = address, 0, ""
@@ -341,6 +344,7 @@ class Candidate:
             leadership.is_held,
             site.limits,
             self.counts,
+            may_extend=leadership.was_held,
             begin_milliseconds=await self._beginning(mark.mark_milliseconds),
         )
         await oracle.extend()

@@ -404,13 +404,17 @@ class Oracle:
         limits: OracleLimits,
         counts: OracleCounts | None = None,
         *,
+        may_extend: Callable[[], Awaitable[bool]] | None = None,
         begin_milliseconds: int | None = None,
     ) -> None:
-        """Time begins at `begin_milliseconds`, which is not below the mark. Without it, the wall
-        clock is trusted: a jump of that clock looks like a long stop of the oracle."""
+        """`may_extend` is asked before a mark is written. That needs no proof: `mark` refuses it if
+        another oracle leads. Without it, `may_answer` is asked. Time begins at
+        `begin_milliseconds`, which is not below the mark. Without it, the wall clock is trusted: a
+        jump of that clock looks like a long stop of the oracle."""
         self._clock = clock
         self._mark = mark
         self._may_answer = may_answer
+        self._may_extend = may_extend or may_answer
         self._limits = limits
         self._window_milliseconds = int(limits.window_seconds * 1000)
         if begin_milliseconds is None:
@@ -464,14 +468,17 @@ class Oracle:
 
     async def check_may_answer(self) -> None:
         """Raises `NotReady` if another oracle may lead by now."""
-        if self._is_deposed or not await self._may_answer():
+        await self._check(self._may_answer)
+
+    async def _check(self, may: Callable[[], Awaitable[bool]]) -> None:
+        if self._is_deposed or not await may():
             self._is_deposed = True
             raise NotReady("this oracle has lost its store, or another oracle has taken its place")
 
     async def extend(self) -> None:
         """Makes a higher mark durable and opens the window up to it, or raises `StoreUnusable`."""
         try:
-            await self.check_may_answer()
+            await self._check(self._may_extend)
             milliseconds = self._time.now_milliseconds() + self._window_milliseconds
             await self._mark.write(milliseconds)
         except StoreUnusable as error:
