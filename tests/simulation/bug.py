@@ -12,7 +12,15 @@ import pytest
 
 from tests.simulation.disruptions import aimed
 from tests.simulation.network import NetworkFaults
-from tests.simulation.scenario import PAGE_ROWS_MAX, Kind, Scenario, harsh, in_bursts, scenario_of
+from tests.simulation.scenario import (
+    PAGE_ROWS_MAX,
+    Kind,
+    Scenario,
+    harsh,
+    in_bursts,
+    scenario_of,
+    with_roles_in_bucket,
+)
 
 Patch = pytest.MonkeyPatch
 
@@ -42,6 +50,8 @@ class Bug:
     with_master: bool = False
     on_rows: bool = False
     """True if it is in the code for row stores."""
+    in_bucket: bool = False
+    """True if it is in the code for masters and oracles that lead by a bucket."""
     restricted: bool = False
     """True if it is in the code for clients whose tokens have rights to some tables only."""
     after_seconds: float = 0.0
@@ -92,6 +102,8 @@ class Bug:
             )
         if self.in_bursts:
             found = in_bursts(found)
+        if self.in_bucket:
+            found = with_roles_in_bucket(found)
         return replace(
             found,
             on_rows=self.on_rows,

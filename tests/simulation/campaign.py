@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation import cluster
+from tests.simulation import bucket, cluster
 from tests.simulation.cluster import RESTRICTED
 from tests.simulation.disks import DISK_FULL, FSYNC_FAILED, HELD_UP, TORN
 from tests.simulation.disruptions import CLIENT_STEPS, FAR_AHEAD, FAR_BEHIND, far_off
@@ -115,6 +115,10 @@ EXPECTED = (
     MASTERS_REPLACED,
     ORACLES_REPLACED,
     COLLECTED_FROM_ROWS,
+    bucket.IN_A_BUCKET,
+    bucket.MASTERS_REPLACED,
+    bucket.ORACLES_REPLACED,
+    *map(bucket.misled, bucket.FAULTS),
     *(f"client killed at: {step}" for step in CLIENT_STEPS),
     FAR_AHEAD,
     FAR_BEHIND,
@@ -161,6 +165,10 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, disruptions=())
     if scenario.network is not PERFECT:
         yield replace(scenario, network=PERFECT)
+    if scenario.roles_in_bucket:
+        yield replace(scenario, roles_in_bucket=False)
+    if scenario.bucket_badness:
+        yield replace(scenario, bucket_badness=0.0)
     if scenario.with_master and not needs_master(scenario):
         yield replace(scenario, with_master=False)
     disruptions = scenario.disruptions

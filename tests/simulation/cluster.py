@@ -30,6 +30,7 @@ from percolator.wire.tokens import Right, Rights
 from percolator.world import Random, World
 from tests.isolation.history import Recorder
 from tests.simulation import sessions
+from tests.simulation.bucket import IN_A_BUCKET, SimulatedBucket
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.network import PERFECT, Wire
 from tests.simulation.placement import Placements
@@ -130,7 +131,11 @@ class Cluster:
         rows = (
             None if self.row_store is None else RowStorePlace(epoch_milliseconds=EPOCH_MILLISECONDS)
         )
-        programs = Programs(self.root, self.masters, rows)
+        self.bucket: SimulatedBucket | None = None
+        if scenario.roles_in_bucket and scenario.with_master:
+            self.bucket = SimulatedBucket(loop, scenario.seed)
+            self.occurred[IN_A_BUCKET] += 1
+        programs = Programs(self.root, self.masters, rows, self.bucket)
         self.row_cluster: RowCluster | None = None
         if self.row_store is not None and scenario.with_master:
             self.row_cluster = RowCluster(self.row_store, self.masters, self.occurred)
@@ -159,7 +164,7 @@ class Cluster:
     def _add_servers(self, programs: Programs) -> None:
         """Masters first, as they have to start first."""
         whole = self.row_cluster
-        real = Masters(self.root).serve if whole is None else whole.master
+        real = Masters(self.root, self.bucket).serve if whole is None else whole.master
         for address in self.masters:
             self._add(address, real if self.scenario.with_master else self.placements.serve)
         oracle = programs.oracle if whole is None else whole.oracle
@@ -259,6 +264,8 @@ class Cluster:
         self.wire.faults = PERFECT
         self.wire.watcher = None
         self.wire.links.heal()
+        if self.bucket is not None:
+            self.bucket.heal()
         self.down_until.clear()
         self.root.answers.set()
         for files in self.root.open_files.values():

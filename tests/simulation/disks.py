@@ -67,7 +67,7 @@ class SimulatedFiles(MemoryFiles):
         limit = self.fsync_seconds_max if operation == "fsync" else _CALL_SECONDS_MAX
         await self._loop.sleep(self._random.random() * limit)
         if self._stalls and not (operation == "stat" and self._random.random() < _SEEN_SHARE):
-            await self._store_answering()
+            await self.until_the_store_answers()
         if self.is_full and operation in ("append", "create"):
             self.faults.fail(operation, number=errno.ENOSPC)
         try:
@@ -83,7 +83,7 @@ class SimulatedFiles(MemoryFiles):
         """The answer to a look may be as old as the stall, and tells nothing of its end."""
         found = await super().stat(path)
         if self._stalls:
-            await self._store_answering()
+            await self.until_the_store_answers()
             if not self.survives("hear", path):
                 await self._loop.create_future()
         return found
@@ -92,8 +92,9 @@ class SimulatedFiles(MemoryFiles):
     def _stalls(self) -> bool:
         return not (self.answers.is_set() and self._store_answers.is_set())
 
-    async def _store_answering(self) -> None:
-        self._occurred[HELD_UP] += 1
+    async def until_the_store_answers(self) -> None:
+        """Returns when the store does not stall, at once if it does not now."""
+        self._occurred[HELD_UP] += self._stalls
         while self._stalls:
             await self.answers.wait()
             await self._store_answers.wait()

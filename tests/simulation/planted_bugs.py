@@ -41,6 +41,19 @@ BUGS = (
         Bug(plant, kinds, with_master=with_master, seconds_max=6.0, is_quickly_caught=quickly)
         for plant, kinds, with_master, quickly in server_bugs.CLOCK_BUGS
     ),
+    *(
+        Bug(
+            plant,
+            (Kind.PAUSE, Kind.STALL),
+            workload=workload,
+            with_master=True,
+            in_bucket=True,
+            seconds_max=4.0,
+            seeds_max=300,
+            is_quickly_caught=quickly,
+        )
+        for plant, workload, quickly in server_bugs.BUCKET_BUGS
+    ),
     Bug(
         server_bugs.oracle_begins_before_the_epoch_of_the_store,
         workload="sequential",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from copy import copy
@@ -26,6 +26,8 @@ from percolator.rowstore import collection as row_collection
 from percolator.rowstore.loading import RowLoader
 from percolator.rowstore.port import RowChange
 from percolator.services.chassis.epoch_directory import EpochDirectory, SharedLook
+from percolator.services.chassis.record_coordinator import LEADER, RecordLeadership
+from percolator.services.chassis.records import BucketRecords, Seen
 from percolator.services.master import row_term
 from percolator.services.master.assignment import Assignment
 from percolator.services.master.cluster_map import Catalogue, Table, TableLoad
@@ -34,7 +36,7 @@ from percolator.services.master.leader import Tables
 from percolator.services.master.table_changes import TableChanges
 from percolator.services.oracle import candidate
 from percolator.services.oracle.candidate import Candidate, OtherClocks, Site
-from percolator.services.oracle.oracle import DurableMark
+from percolator.services.oracle.oracle import DurableMark, Oracle
 from percolator.services.tabletserver.locks_in_the_way import LocksInTheWay
 from percolator.services.tabletserver.storage import Ancestry
 from percolator.tablet import bulk_load, change_scan, collection, judge
@@ -860,3 +862,46 @@ RESTRICTED_BUGS = (
     a_lock_met_by_others_decides_by_itself,
     what_one_snapshot_may_pass_is_passed_by_all,
 )
+
+
+# Bugs of masters and oracles that lead by a bucket.
+#
+# The successor of a paused oracle begins above its mark. Below it, the paused one still has
+# timestamps, and they are older than what has been read meanwhile.
+
+
+def oracle_in_a_bucket_answers_without_a_look(patch: Patch) -> None:
+    """It trusts its mark, which is durable. That proves nothing: it may have been deposed."""
+
+    @in_place_of(patch, Oracle, "check_may_answer")
+    async def wrong(self: Oracle) -> None:
+        """Does not look."""
+
+
+def oracle_in_a_bucket_looks_too_early(patch: Patch) -> None:
+    """A look that was under way, or was made a moment ago, says nothing of what came after it."""
+    patch.setattr(RecordLeadership, "is_held", RecordLeadership.was_held)
+
+
+def a_record_is_changed_whoever_leads(patch: Patch) -> None:
+    """The map of a successor is replaced by one without its changes."""
+    correct = BucketRecords.change
+
+    @in_place_of(patch, BucketRecords, "change")
+    async def wrong(
+        self: BucketRecords, key: bytes, seen: Seen, changes: Mapping[bytes, bytes | None]
+    ) -> bool:
+        if seen.value is None or LEADER in changes:
+            return await correct(self, key, seen, changes)
+        found = (await self.read(key, [seen.column])).get(seen.column)
+        return await correct(self, key, Seen(seen.column, found), changes)
+
+    patch.setattr(RecordLeadership, "_note", lambda self, found: None)
+
+
+BUCKET_BUGS: tuple[tuple[Callable[[Patch], None], str, bool], ...] = (
+    (oracle_in_a_bucket_answers_without_a_look, "mixed", True),
+    (oracle_in_a_bucket_looks_too_early, "mixed", True),
+    (a_record_is_changed_whoever_leads, "successors", True),
+)
+"""Each with the workload that reveals it, and whether it is caught within seconds."""

@@ -9,19 +9,27 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry
 
-from percolator.errors import InvariantViolation, PercolatorError, StoreFault, StoreUnusable
+from percolator.errors import (
+    InvariantViolation,
+    PercolatorError,
+    Retry,
+    StoreFault,
+    StoreUnusable,
+)
 from percolator.services.chassis.cluster_store import (
+    ClusterStore,
     DirectoryStore,
     establish_identity,
 )
-from percolator.services.chassis.coordinator import CoordinatorTimes, LivedTime
+from percolator.services.chassis.coordinator import Coordinator, CoordinatorTimes, LivedTime
 from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
 from percolator.services.chassis.host import Host
 from percolator.services.chassis.process import version
@@ -43,9 +51,11 @@ from percolator.services.tabletserver.settings import TabletServerSettings
 from percolator.v1 import cluster_pb2, lockservice_pb2, master_pb2
 from percolator.v1.cluster_pb2 import RowStorePlace
 from percolator.wire import methods
+from percolator.wire.cluster import describe
 from percolator.wire.methods import REGISTER
 from percolator.world import Random, World
 from tests.doubles.memory_files import MemoryDisk
+from tests.simulation.bucket import SimulatedBucket
 from tests.simulation.disks import ROOT, SimulatedFiles, SimulatedTabletStore
 from tests.simulation.process import Incarnation
 
@@ -62,6 +72,11 @@ POLL_SECONDS = 0.25
 """The interval at which a candidate checks who leads. In production it is shorter: these checks are
 most of what a quiet cluster does."""
 _REGISTER_SECONDS = 1.0
+_SILENCE_SECONDS = 3.0
+_BUCKET_SILENCE_SECONDS = 1.0
+"""Soon: a successor begins above the mark, which is 2.9 s ahead of what its predecessor, if that is
+paused, has handed out."""
+_DESCRIBE_SECONDS = 0.5
 _AGAIN_SECONDS = 0.2
 _CALL_SECONDS = 0.5
 _LOCK_SERVICE_LIMITS = LockServiceLimits(ttl_milliseconds_max=3_000)
@@ -114,10 +129,16 @@ class Programs:
     """The programs that can be started. All state that outlives a process is in the store root."""
 
     def __init__(
-        self, root: StoreRoot, masters: Sequence[str], rows: RowStorePlace | None = None
+        self,
+        root: StoreRoot,
+        masters: Sequence[str],
+        rows: RowStorePlace | None = None,
+        bucket: SimulatedBucket | None = None,
     ) -> None:
-        """`rows`: where the cells are, if not in tablet servers."""
+        """`rows`: where the cells are, if not in tablet servers. `bucket`: where the roles of
+        masters and oracles are, if not in directories."""
         self._root = root
+        self._bucket = bucket
         self._rows = rows
         self._masters = masters
         self._several = len(masters) > 1
@@ -126,10 +147,27 @@ class Programs:
     async def oracle(self, incarnation: Incarnation) -> None:
         files = self._root.files(incarnation)
         masters = tuple(self._masters) if self._several else ()
-        settings = OracleSettings(store=str(ROOT), standby=True, masters=masters)
-        host = host_for(incarnation, files, settings, cluster_pb2.SERVICE_KIND_ORACLE, CLUSTER_ID)
+        silence = _SILENCE_SECONDS if self._bucket is None else _BUCKET_SILENCE_SECONDS
+        settings = OracleSettings(
+            store=str(ROOT), standby=True, masters=masters, leader_silence_seconds=silence
+        )
+        kind = cluster_pb2.SERVICE_KIND_ORACLE
+        if self._bucket is not None:
+            incarnation.wire.wake(incarnation.address)  # it asks the store before it listens
+            cluster_id = await cluster_id_of(incarnation.world, masters)
+            host = host_for(incarnation, files, settings, kind, cluster_id)
+            async with needing_the_store():
+                bucket = self._bucket.opened(incarnation, files)
+                await bucket.refuse_other_cluster(cluster_id)
+                await self._serve_oracle(incarnation, host, bucket)
+        host = host_for(incarnation, files, settings, kind, CLUSTER_ID)
         store = _OraclesStore(files, ROOT, incarnation.world)
         store.place = self._rows
+        await self._serve_oracle(incarnation, host, store)
+
+    async def _serve_oracle(
+        self, incarnation: Incarnation, host: Host[OracleSettings], store: ClusterStore
+    ) -> NoReturn:
         async with oracle_service(host, store, poll_seconds=POLL_SECONDS) as exposed:
             incarnation.listen(exposed)
             host.background(
@@ -166,6 +204,27 @@ class Programs:
             )
             await host.failed.wait()
         raise failure(host, incarnation)
+
+
+async def cluster_id_of(world: World, masters: Sequence[str]) -> str:
+    """As a service learns it before it does anything else."""
+    while True:
+        seconds = _DESCRIBE_SECONDS * len(masters)
+        try:
+            return (await describe(world.network, masters, seconds)).cluster_id
+        except PercolatorError:
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+
+@asynccontextmanager
+async def needing_the_store() -> AsyncIterator[None]:
+    """A store that does not answer when a process starts ends the process."""
+    try:
+        yield
+    except PercolatorError as error:
+        if error.retry is Retry.USELESS:
+            raise
+        raise StoreUnusable(str(error), fault=StoreFault.INPUT_OUTPUT) from error
 
 
 async def register(
@@ -240,14 +299,24 @@ _MASTERS_CALL_SECONDS = 6.0
 class Masters:
     """Any number of masters: one leads, the others wait."""
 
-    def __init__(self, root: StoreRoot) -> None:
+    def __init__(self, root: StoreRoot, bucket: SimulatedBucket | None) -> None:
+        """`bucket`: where their role is, if not in a directory."""
         self._root = root
+        self._bucket = bucket
 
     async def serve(self, incarnation: Incarnation) -> None:
         """The program of a master."""
         world, clock = incarnation.world, incarnation.world.clock
         files = self._root.files(incarnation)
         identity = await establish_identity(files, ROOT, world.random)
+        looks = CoordinatorTimes(grace_seconds=_LEASE_SECONDS, poll_seconds=POLL_SECONDS)
+        coordinator: Coordinator = DirectoryCoordinator(files, clock, ROOT, looks)
+        if self._bucket is not None:
+            incarnation.wire.wake(incarnation.address)  # it asks the store before it listens
+            bucket = self._bucket.opened(incarnation, files)
+            async with needing_the_store():
+                identity = await bucket.establish_identity()
+            coordinator = bucket.coordinator(looks)
         own = cluster_pb2.Server(
             kind=cluster_pb2.SERVICE_KIND_MASTER,
             server_id=world.random.randbytes(8).hex(),
@@ -257,8 +326,6 @@ class Masters:
         registry = Registry(
             clock, LivedTime(clock), silence_milliseconds=_SILENCE_MILLISECONDS, servers_max=100
         )
-        looks = CoordinatorTimes(grace_seconds=_LEASE_SECONDS, poll_seconds=POLL_SECONDS)
-        coordinator = DirectoryCoordinator(files, clock, ROOT, looks)
         watch = WatchTimes(lease_seconds=_LEASE_SECONDS, ask_seconds=_ASK_SECONDS)
         times = MasterTimes(watch, collection=_COLLECTION, gather_seconds=0.1)
         begin = partial(

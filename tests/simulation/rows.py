@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -28,7 +28,7 @@ from percolator.bigtable.messages import (
 )
 from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
-from percolator.errors import NotReady, PercolatorError, Retry, StoreFault, StoreUnusable
+from percolator.errors import NotReady, PercolatorError
 from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.history.rows import Decided, RowHistory
 from percolator.routing.catalog import TableSchema
@@ -63,7 +63,6 @@ from percolator.v1 import cluster_pb2, master_pb2
 from percolator.v1.cells_pb2 import SPACE_NOTIFY, SPACE_WRITE, Cell
 from percolator.v1.oracle_pb2 import GetTimestampsRequest
 from percolator.wire import methods
-from percolator.wire.cluster import describe
 from percolator.world import Network, World
 from tests.doubles.memory_files import MemoryDisk
 from tests.isolation.store_audit import StoredTable
@@ -73,8 +72,10 @@ from tests.simulation.programs import (
     LOCK_SERVICE,
     ORACLE,
     POLL_SECONDS,
+    cluster_id_of,
     failure,
     host_for,
+    needing_the_store,
     register,
 )
 from tests.simulation.virtual_time import WALL_MILLISECONDS
@@ -262,7 +263,6 @@ ORACLES_REPLACED = "oracle replaced on a row store"
 _SILENCE_SECONDS = 1.0
 """Soon, so that a run sees many leaders: even a busy one is replaced now and then."""
 _COLLECTION_SECONDS = 0.7
-_DESCRIBE_SECONDS = 0.5
 _AGAIN_SECONDS = 0.2
 _ROW_CLUSTER_TIMES = CoordinatorTimes()
 
@@ -292,7 +292,7 @@ class RowCluster:
         host = host_for(incarnation, self._no_files(incarnation), settings, kind, "")
         store = _opened(incarnation)
         async with (
-            _needing_the_store(),
+            needing_the_store(),
             master_service(host, store, poll_seconds=POLL_SECONDS) as exposed,
         ):
             incarnation.listen(exposed)
@@ -309,10 +309,10 @@ class RowCluster:
             leader_silence_seconds=_SILENCE_SECONDS,
         )
         kind = cluster_pb2.SERVICE_KIND_ORACLE
-        cluster_id = await self._cluster_id(incarnation.world)
+        cluster_id = await cluster_id_of(incarnation.world, self._masters)
         host = host_for(incarnation, self._no_files(incarnation), settings, kind, cluster_id)
         store = _opened(incarnation)
-        async with _needing_the_store():
+        async with needing_the_store():
             await store.refuse_other_cluster(cluster_id)
             async with oracle_service(host, store, poll_seconds=POLL_SECONDS) as exposed:
                 incarnation.listen(exposed)
@@ -321,15 +321,6 @@ class RowCluster:
                 )
                 await host.failed.wait()
         raise failure(host, incarnation)
-
-    async def _cluster_id(self, world: World) -> str:
-        """As a service learns it before it does anything else."""
-        while True:
-            seconds = _DESCRIBE_SECONDS * len(self._masters)
-            try:
-                return (await describe(world.network, self._masters, seconds)).cluster_id
-            except PercolatorError:
-                await asyncio.sleep(_AGAIN_SECONDS)
 
     def _no_files(self, incarnation: Incarnation) -> SimulatedFiles:
         """An empty disk, which no disruption hits: these services write nothing to it."""
@@ -373,17 +364,6 @@ class RowCluster:
 
 def _opened(incarnation: Incarnation) -> RowClusterStore:
     return RowClusterStore(incarnation.world.network, PLACE, incarnation.world)
-
-
-@asynccontextmanager
-async def _needing_the_store() -> AsyncIterator[None]:
-    """A store that does not answer when a process starts ends the process."""
-    try:
-        yield
-    except PercolatorError as error:
-        if error.retry is Retry.USELESS:
-            raise
-        raise StoreUnusable(str(error), fault=StoreFault.INPUT_OUTPUT) from error
 
 
 # Whoever collects the history of a row store, beside all workloads: like the master, a process

@@ -100,6 +100,8 @@ class LastReading:
         if self._cluster.row_cluster is not None:
             self.catalogue = await self._cluster.row_cluster.catalogue(world)
             await self._cluster.row_cluster.count_leaders(world)
+        if self._cluster.bucket is not None:
+            await self._cluster.bucket.count(world, self._cluster.occurred)
         await database.close()
 
     def _has_missed_a_commit(self) -> bool:
@@ -318,6 +320,8 @@ class _Run:
     async def _trouble(self) -> None:
         cluster = self._cluster
         cluster.wire.faults = cluster.scenario.network
+        if cluster.bucket is not None:
+            cluster.bucket.misbehave(cluster.scenario.bucket_badness)
         await cluster.start_workers()
         await cluster.start_clients()
         registering = asyncio.create_task(self._register_late())

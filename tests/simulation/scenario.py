@@ -78,6 +78,8 @@ _ROWS_SHARE = 0.5
 """The share of the other workloads' seeds that run on a row store: a third of all seeds."""
 _ROWS_MASTER_SHARE = 0.4
 """The share of seeds on a row store in which everything is there: masters and oracles, too."""
+_BUCKET_SHARE = 0.5
+"""The share of the seeds with real masters over tablets in which those lead by a bucket."""
 _ON_SCHEMAS = {
     "expiring indexes",
     "indexed tasks",
@@ -183,6 +185,11 @@ class Scenario:
     """True if a row store has the cells, in place of tablet servers."""
     restricted: bool = False
     """True if half of the clients have tokens with rights to some tables only."""
+    roles_in_bucket: bool = False
+    """True if masters and oracles lead by a bucket, in place of directories, and find there what
+    former leaders have recorded. The tablets are in directories all the same."""
+    bucket_badness: float = 0.0
+    """The share of the calls to the bucket that each of its faults strikes."""
 
     @property
     def sessions(self) -> tuple[int, ...]:
@@ -196,6 +203,8 @@ class Scenario:
 
     def __str__(self) -> str:
         master = "the real master" if self.with_master else "a stand-in for the master"
+        if self.roles_in_bucket:
+            master += f" and roles in a bucket ({self.bucket_badness:.0%} of each fault)"
         cells = "a row store" if self.on_rows else "tablets"
         cells += ", half of the clients with restricted tokens" if self.restricted else ""
         lines = [
@@ -220,6 +229,7 @@ def scenario_of(
 
     With `with_master` given, either way, it is on tablets unless `on_rows` is given, too.
     """
+    is_drawn = with_master is None and on_rows is None
     chance = Random(f"scenario {seed}")
     drawn = chance.choice(sorted(WORKLOADS))
     if drawn == "chains" and Random(f"newcomers {seed}").random() < _NEWCOMERS_SHARE:
@@ -264,6 +274,8 @@ def scenario_of(
         found = replace(found, on_rows=True, with_master=with_master)
     if needs_master(found):
         found = replace(found, with_master=True)
+    if is_drawn and found.with_master and not found.on_rows:
+        found = with_roles_in_bucket(found, _BUCKET_SHARE)
     if found.workload in _WITHIN_RIGHTS and not found.on_rows:
         share = Random(f"restricted {seed}").random()
         found = replace(found, restricted=share < _RESTRICTED_SHARE)
@@ -281,6 +293,15 @@ def scenario_of(
     if chance.random() < _BURSTS_SHARE:
         return in_bursts(found)
     return found
+
+
+def with_roles_in_bucket(scenario: Scenario, share: float = 1.0) -> Scenario:
+    """In this share of the seeds, this scenario with masters and oracles that lead by a bucket."""
+    chance = Random(f"bucket {scenario.seed}")
+    if chance.random() >= share:
+        return scenario
+    badness = chance.choice((0.0, 0.01, 0.03))
+    return replace(scenario, roles_in_bucket=True, bucket_badness=badness)
 
 
 def needs_master(scenario: Scenario) -> bool:

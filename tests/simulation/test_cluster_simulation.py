@@ -20,21 +20,26 @@ import pytest
 from percolator.errors import ExecutionUnknown, NotExecuted
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.protocol import steps
+from percolator.schema import Table
 from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
 from percolator.services.chassis.rpc import Exposed
+from percolator.services.master.collection import CollectionTimes
 from percolator.services.oracle.candidate import Candidate, Site
 from percolator.services.oracle.oracle import DurableMark, OracleHandler, OracleLimits
 from percolator.v1 import oracle_pb2
 from percolator.v1.tabletserver_pb2 import MutateRequest, Mutation, StepList
 from percolator.wire.methods import MUTATE
 from percolator.wire.timestamp_source import TimestampSource
+from percolator.world import World
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.isolation.checker import Report, ViolationKind, WatchedColumns, check
 from tests.isolation.history import History, Outcome, Recorder, TransactionRecord
 from tests.isolation.store_audit import StoredCommit
 from tests.patching import in_place_of
 from tests.simulation import __main__ as program
+from tests.simulation import programs
 from tests.simulation.campaign import EXPECTED, SCENARIOS, SEEDS_FOR_EVERYTHING, minimised
+from tests.simulation.cluster import Cluster
 from tests.simulation.disruptions import Ambush
 from tests.simulation.loop import SimulationLoop, run_simulation
 from tests.simulation.network import PERFECT, Envelope, Fault, NetworkFaults, Wire
@@ -62,6 +67,43 @@ def test_without_faults_all_is_done_quickly_and_nothing_is_given_up() -> None:
     assert verdict.problems == []
     assert verdict.transactions > calm.transactions
     assert verdict.virtual_seconds < 5
+
+
+_IDLE_SECONDS = 120.0
+_TABLETS = 100
+
+
+def test_a_cluster_that_leads_by_a_bucket_and_has_no_work_makes_few_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is paid for. Two masters and two oracles, with the times of a usual cluster."""
+    monkeypatch.setattr(programs, "_LEASE_SECONDS", 6.0)
+    monkeypatch.setattr(programs, "_BUCKET_SILENCE_SECONDS", 6.0)
+    monkeypatch.setattr(programs, "_COLLECTION", CollectionTimes())
+    drawn = scenario_of(1, workload="sets", with_master=True)
+    calm = replace(drawn, disruptions=(), network=PERFECT, roles_in_bucket=True)
+
+    async def calls(loop: SimulationLoop) -> Counter[str]:
+        cluster = Cluster(loop, calm, WORKLOADS["sets"]())
+
+        async def create(world: World) -> None:
+            database = await cluster.connected(world)
+            splits = [f"{number:02}" for number in range(1, _TABLETS)]
+            await database.create_table(Table("wide"), splits, timeout=30.0)
+            await database.close()
+
+        await cluster.start_servers()
+        await cluster.visit("loader:1", create)
+        await asyncio.sleep(_IDLE_SECONDS)
+        assert cluster.bucket is not None
+        cluster.bucket.calls.clear()
+        await asyncio.sleep(_IDLE_SECONDS)
+        await cluster.shut_down()
+        return cluster.bucket.calls
+
+    made = run_simulation(calls)
+    assert made.total() / _IDLE_SECONDS < 5.0, made
+    assert (made["create"] + made["replace"] + made["list"]) / _IDLE_SECONDS < 1.5, made
 
 
 def test_a_seed_takes_the_same_course_again() -> None:
