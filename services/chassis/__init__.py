@@ -14,7 +14,7 @@
     store_watch.py          notices that a store hangs or is gone
     coordinator.py          who leads, and what a leader has recorded: in a directory
                             (directory_coordinator.py) or in records (record_coordinator.py)
-    records.py              records in a row store
+    records.py              records in a row store, or in a bucket
 
 The chassis knows no service. What is useful outside of services belongs in the library.
 """

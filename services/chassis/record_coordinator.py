@@ -77,6 +77,10 @@ class Stamp(NamedTuple):
 STAMP = b"stamp"
 LEADER = b"leader"
 ROLES = b"role/"
+LED = b"led/"
+"""A record for each role that had a leader. If it is there and the role's own is not, that is
+lost."""
+_LED = b"led"
 _VALUE_BYTES_MAX = 32 << 20
 """Stores limit a value: Bigtable a cell to 100 MiB, and it recommends a tenth of that."""
 _ATTEMPTS_MAX = 4
@@ -343,6 +347,7 @@ class RecordCoordinator(OwnProcess[RecordLeadership]):
             while True:
                 stamp = await self._try(record, token, holder, silence, lost)
                 if stamp is not None:
+                    await self._note_led(role)
                     leadership = RecordLeadership(
                         record, self._clock, stamp, beat_seconds=self._times.beat_seconds
                     )
@@ -406,6 +411,8 @@ class RecordCoordinator(OwnProcess[RecordLeadership]):
             holder_is_lost = seen.cells[LEADER] == lost().encode()
             if not silence.lasts(stamp) and not holder_is_lost:
                 return None
+        if stamp is None and await self._was_led(record):
+            return None
         new = Stamp(1 if stamp is None else stamp.epoch + 1, token, 0)
         try:
             made = await record.change(stamp, new, {LEADER: holder.encode()})
@@ -415,6 +422,31 @@ class RecordCoordinator(OwnProcess[RecordLeadership]):
             _log.info("a candidate does not know yet whether it leads", error=str(error))
             return None
         return new if made else None
+
+    async def _note_led(self, role: str) -> None:
+        """Before anything counts on the role's record."""
+        key = LED + role.encode()
+        if not await self._records.read(key, [_LED]):
+            try:
+                await self._records.put(key, {_LED: b""})
+            except StoreUnusable:
+                raise
+            except PercolatorError as error:
+                raise unusable(error, "the store of the coordinator") from error
+
+    async def _was_led(self, record: RoleRecord) -> bool:
+        """True if the record, which was not there, is by now. `StoreUnusable` if it is lost."""
+        if not await self._records.read(LED + record.role.encode(), [_LED]):
+            return False
+        # Another candidate may have begun to lead since the last look.
+        if (await record.look()).stamp is None:
+            raise StoreUnusable(
+                f"the record of the role {record.role!r} is missing, though it had a leader: "
+                "whoever led without it would know nothing of what that has recorded; see "
+                "docs/formats.md",
+                fault=StoreFault.DAMAGED,
+            )
+        return True
 
 
 def _leader(seen: RoleSeen) -> KnownLeader | None:

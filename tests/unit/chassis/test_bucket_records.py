@@ -349,6 +349,44 @@ async def test_a_long_value_that_is_missing_is_named(model: Model) -> None:
     await requires_damage(model, key, f"it is missing, and {NAME} names it")
 
 
+async def test_nobody_leads_without_what_earlier_leaders_have_recorded(model: Model) -> None:
+    """The next oracle would hand out the same timestamps again."""
+    world = World(model.clock, InProcessNetwork({}), random.Random(1))
+    first = RecordCoordinator(model.records(), world)
+    await (await first.campaign("master", "a:1")).put("map", b"all tablets")
+    await first.close()
+    lost = model.objects.pop(NAME)
+    for _ in range(2):
+        with pytest.raises(StoreUnusable, match="record of the role 'master' is missing") as caught:
+            await RecordCoordinator(model.records(), world).campaign("master", "b:1")
+        assert caught.value.fault is StoreFault.DAMAGED
+    model.objects[NAME] = lost
+    second = RecordCoordinator(model.records(), world)
+    assert await (await second.campaign("master", "b:1")).get("map") == b"all tablets"
+    await second.close()
+
+
+async def test_a_candidate_overtaken_by_the_first_leader_takes_nothing_for_lost(
+    model: Model,
+) -> None:
+    world = World(model.clock, InProcessNetwork({}), random.Random(1))
+    first, second = (RecordCoordinator(model.records(), world) for _ in range(2))
+    once = [1]
+
+    async def overtake(key: str) -> None:
+        if "led" in key and once:
+            once.clear()
+            await first.campaign("master", "a:1")
+
+    model.before_read = overtake
+    waiting = asyncio.create_task(second.campaign("master", "b:1"))
+    await asyncio.sleep(1.0)
+    assert not once
+    assert not waiting.done()
+    waiting.cancel()
+    await first.close()
+
+
 async def test_a_store_that_refuses_is_named_as_the_reason(model: Model) -> None:
     async def refuse(key: str) -> None:
         raise PermissionDenied("the account may not read")
