@@ -228,6 +228,8 @@ FIRST_SEEDS = {
     "one round looks at its own cells only": 5,
     "oracle begins before the epoch of the store": 87500865,
     "oracle believes its own clock": 6,
+    "oracle in a bucket answers without a look": 43,
+    "oracle in a bucket looks too early": 31,
     "oracle on rows answers without a look": 336,
     "other columns of an index are not locked": 19,
     "prewrite passes newer lock only commits": 173,

@@ -880,7 +880,13 @@ def oracle_in_a_bucket_answers_without_a_look(patch: Patch) -> None:
 
 def oracle_in_a_bucket_looks_too_early(patch: Patch) -> None:
     """A look that was under way, or was made a moment ago, says nothing of what came after it."""
-    patch.setattr(RecordLeadership, "is_held", RecordLeadership.was_held)
+    correct = RecordLeadership.is_held
+
+    @in_place_of(patch, RecordLeadership, "is_held")
+    async def wrong(self: RecordLeadership) -> bool:
+        if self._clock.monotonic_seconds() - self._held_at <= 2 * self._beat_seconds:
+            return not self._deposed
+        return await correct(self)
 
 
 def a_record_is_changed_whoever_leads(patch: Patch) -> None:
