@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from percolator.bucket.port import Doubtful, Head, Refused, Stored
+from percolator.bucket.settings import Settings
 from percolator.services.chassis.cluster_store import BucketClusterStore
 from percolator.services.chassis.coordinator import CoordinatorTimes
 from percolator.services.master.master import ROLE as MASTER_ROLE
@@ -120,6 +121,9 @@ class _Reached:
 
     async def delete(self, key: str) -> None:
         await self._asked("delete", self._model.delete(key))
+
+    async def settings(self) -> Settings:
+        return await self._asked("settings", self._model.settings())
 
     async def _asked(self, verb: str, call: Coroutine[Any, Any, T]) -> T:
         self._bucket.calls[verb] += 1
