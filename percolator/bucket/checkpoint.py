@@ -1,7 +1,8 @@
 """The content of a tablet in a bucket: batches of changes, and checkpoints.
 
-    <folder>/checkpoint/<token>-<n>          names the files of an ordered map, and holds small ones
-    <folder>/table/<token>-<n>-<file>        one large file
+    <folder>/checkpoint/<writer>-<entry>-<token>-<n>     names the files of an ordered map, and
+                                                         holds small ones
+    <folder>/table/<writer>-<entry>-<token>-<n>-<file>   one large file
 
 A tablet applies its log to an ordered map on the local disk (`services/tabletserver/
 bucket_store.py`). That map is a cache. A checkpoint is a copy of it from which another server
@@ -11,12 +12,12 @@ Rules, each with the failure that it prevents:
 
 - A key is written once. Its name has a token of the one who uploads, which nobody else has: two
   owners of a tablet, or two caches of one owner, give different files the same name.
+- A key says which writer of the log has uploaded it, and after which entry. By that, a sweep knows
+  whether an object that no log names may still be published (`percolator/bucket/sweep.py`).
 - A checkpoint counts once an entry of the log names it (`Base`). One that was uploaded is only a
   hint, which a deposed owner can leave as well.
 - A tablet shares files by key: its next checkpoint names those of its last one that are still
   there, and so does a tablet that was split off. So whatever deletes objects has to ask every log.
-- What was uploaded is published within an hour, or uploaded again under other keys. Until it is
-  published nothing refers to it, and a sweep may delete it.
 - Every object is checked by its size and checksum before anything is read from it. A truncated one
   would be a tablet that lacks rows.
 """
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import struct
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
@@ -32,7 +34,7 @@ from typing import Any, NamedTuple, Protocol
 
 from percolator.bucket.bucket import Bucket
 from percolator.errors import StoreFault, StoreUnusable
-from percolator.world import Clock, Random, StorageBatch
+from percolator.world import Random, StorageBatch
 
 # Changes of a batch, as the body of a log's entry.
 #
@@ -84,6 +86,15 @@ def put_changes(body: bytes, writes: StorageBatch) -> int:
     return count
 
 
+TABLETS = "tablets"
+_DIGITS = 20
+
+
+def tablet_folder(tablet_id: int) -> str:
+    """The folder of a tablet. They are in the order of the ids."""
+    return f"{TABLETS}/{tablet_id:0{_DIGITS}d}"
+
+
 POSITION_KEY = b"\xffposition"
 """Key of the position in a cache: above all keys of a tablet."""
 
@@ -118,6 +129,24 @@ class StoredFile(NamedTuple):
     key: str
     size: int
     checksum: int
+
+
+_KEY = re.compile(rf"{TABLETS}/[0-9]+/(?:table|checkpoint)/([0-9a-f]+)-([0-9]+)-.*")
+
+
+class FileKey(NamedTuple):
+    """What the key of a file or checkpoint says."""
+
+    writer: str
+    """The writer of the log, who has uploaded it."""
+    number: int
+    """The entry of the log after which the upload began."""
+
+    @classmethod
+    def parse(cls, key: str) -> FileKey | None:
+        """None for any other key."""
+        match = _KEY.fullmatch(key)
+        return None if match is None else cls(match[1], int(match[2]))
 
 
 class Checkpoint(NamedTuple):
@@ -158,9 +187,6 @@ _HEADER = struct.Struct("<4sIQI")
 """Magic, checksum and size of the rest, size of the JSON."""
 
 NO_FILES = Checkpoint({}, {})
-
-PUBLISH_SECONDS_MAX = 3600.0
-"""A sweep has to spare what is younger than many times this."""
 _AT_ONCE = 8
 """Files that are uploaded, or downloaded, at the same time."""
 
@@ -188,36 +214,30 @@ class Checkpoints:
     def __init__(
         self,
         bucket: Bucket,
-        clock: Clock,
         random: Random,
         folder: str,
+        writer: str,
         published: Checkpoint = NO_FILES,
     ) -> None:
-        """`published` is the checkpoint from which the map was made, or of which it is a later
-        state: files of one name are the same file."""
+        """`writer` is that of the tablet's log. `published` is the checkpoint from which the map
+        was made, or of which it is a later state: files of one name are the same file."""
         self._bucket = bucket
-        self._clock = clock
-        self._random = random
         self._folder = folder
+        self._writer = writer
         self._published = published
-        self._token = ""
+        self._token = f"{random.getrandbits(64):016x}"
         self._sequence = 0
         self._uploaded: dict[str, StoredFile] = {}
         """Files that no published checkpoint names yet."""
-        self._uploading_since = 0.0
-        self._begin_again()
         self.bytes_uploaded = 0
 
-    async def upload(self, snapshot: Snapshot) -> tuple[str, Checkpoint]:
-        """Uploads what is new. Returns the checkpoint with its key, to be published soon. After an
-        error, another attempt goes on with what this one has uploaded."""
-        if self.is_too_old:
-            self._begin_again()
-        if not self._uploaded:
-            self._uploading_since = self._clock.monotonic_seconds()
+    async def upload(self, snapshot: Snapshot, number: int) -> tuple[str, Checkpoint]:
+        """Uploads what is new in a copy that has the entries of the log up to `number`. Returns the
+        checkpoint with its key, to be published. After an error, another attempt goes on with what
+        this one has uploaded."""
         at_once = asyncio.Semaphore(_AT_ONCE)
         await _all(
-            self._upload(name, snapshot, at_once)
+            self._upload(name, snapshot, number, at_once)
             for name, size in snapshot.sizes.items()
             if self._known(name, size) is None
         )
@@ -231,25 +251,19 @@ class Checkpoints:
                 )
             files[name] = file
         checkpoint = Checkpoint(files, snapshot.small)
-        self._sequence += 1
-        key = f"{self._folder}/checkpoint/{self._token}-{self._sequence}"
+        key = self._key("checkpoint", number)
         await self._create(key, checkpoint.encode())
         return key, checkpoint
 
-    @property
-    def is_too_old(self) -> bool:
-        """True if what was uploaded must not be published any more."""
-        return self._clock.monotonic_seconds() - self._uploading_since > PUBLISH_SECONDS_MAX
-
     def publish(self, checkpoint: Checkpoint) -> None:
-        """Notes that the log names this checkpoint."""
+        """Notes that the log names this checkpoint. What it does not name never will be."""
         self._published = checkpoint
-        self._begin_again()
-
-    def _begin_again(self) -> None:
-        self._token = f"{self._random.getrandbits(64):016x}"
         self._uploaded.clear()
-        self._uploading_since = self._clock.monotonic_seconds()
+
+    def _key(self, kind: str, number: int) -> str:
+        self._sequence += 1
+        who = f"{self._writer}-{number}-{self._token}-{self._sequence}"
+        return f"{self._folder}/{kind}/{who}"
 
     def _known(self, name: str, size: int) -> StoredFile | None:
         for files in (self._uploaded, self._published.files):
@@ -258,11 +272,12 @@ class Checkpoints:
                 return file
         return None
 
-    async def _upload(self, name: str, snapshot: Snapshot, at_once: asyncio.Semaphore) -> None:
+    async def _upload(
+        self, name: str, snapshot: Snapshot, number: int, at_once: asyncio.Semaphore
+    ) -> None:
         async with at_once:
             data = await snapshot.read(name)
-            self._sequence += 1
-            key = f"{self._folder}/table/{self._token}-{self._sequence}-{name}"
+            key = f"{self._key('table', number)}-{name}"
             await self._create(key, data)
         self._uploaded[name] = StoredFile(key, len(data), zlib.crc32(data))
 

@@ -26,8 +26,8 @@ Rules, each with the failure that it prevents:
   seal there, which another one believes.
 - A list says only where to begin reading: the end of the log is the first number above the floor
   that is not there. Otherwise a list that lags makes a tablet look older than it is.
-- An entry is deleted only when a later one names a base that includes it. Otherwise a restart finds
-  a hole.
+- An entry is deleted only when a later one names a base that includes it, or when the log is sealed
+  and no other log needs it (`percolator/bucket/sweep.py`). Otherwise a restart finds a hole.
 - A base is published by an entry. So a deposed owner publishes none, and bases never go back.
 - A sealed log gets no more entries. Otherwise a tablet that was split acknowledges commits that its
   children do not have.
@@ -256,6 +256,18 @@ class TabletLog:
         await self._reach(self._serves_at)
         return last
 
+    async def end(self) -> Entry | None:
+        """The last entry; None if there is none. May be called by anybody."""
+        return await self._end(0)
+
+    async def clear(self) -> None:
+        """Deletes the entries of a sealed log that nobody needs, except for those that are kept."""
+        last = await self._end(0)
+        if last is None or last.kind is not Kind.SEAL:
+            raise RuntimeError(f"{self.folder} is cleared, and is not sealed")
+        self._kept, self._known_from = {last.number}, last.number
+        await self._delete_through(last.number - 1)
+
     def _refuse(self, last: Entry | None, served_epoch: int) -> None:
         """Raises unless this claimant may follow an entry, or none."""
         epoch = last.epoch if last else 0
@@ -412,7 +424,9 @@ class TabletLog:
 
     async def trim(self) -> int:
         """Deletes entries that the published base includes. Returns how many it deleted."""
-        through = self.base.number
+        return await self._delete_through(self.base.number)
+
+    async def _delete_through(self, through: int) -> int:
         deleted = (await self._raise_floor(through)).deleted
         # The entry after the last that is deleted may be a takeover, too.
         unknown = range(deleted + 1, min(self._known_from, through + 2))

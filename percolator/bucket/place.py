@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
@@ -48,16 +49,24 @@ def is_bucket(text: str) -> bool:
     return text.lower().startswith((SCHEME, *_UNTRIED))
 
 
-def refuse_bucket(text: str, field: str) -> None:
-    """Raises `InvalidArgument` for a cluster's store that is a bucket: that does not work yet, and
-    as a path it would be a directory called "s3:"."""
-    if is_bucket(text):
+UNFINISHED = "PERCOLATOR_UNFINISHED_BUCKETS"
+"""A variable of the environment, for tests: clusters may keep their data in buckets, although not
+everything works there yet."""
+
+
+def parse_cluster_bucket(text: str, field: str = "store") -> BucketPlace | None:
+    """The place of a cluster's store; None if it is no bucket. Raises `InvalidArgument` for a
+    bucket: that does not work yet, and as a path it would be a directory called "s3:"."""
+    if not is_bucket(text):
+        return None
+    if not os.environ.get(UNFINISHED):
         raise InvalidArgument(
             field,
             f"a cluster cannot keep its data in a bucket yet, found {text!r}: use a directory or "
             "bigtable://PROJECT/INSTANCE. `percolator store check` says whether a bucket of S3 "
             "will do",
         )
+    return parse_bucket(text, field=field)
 
 
 def parse_bucket(text: str, *, field: str = "store") -> BucketPlace:

@@ -554,6 +554,8 @@ class BucketClusterStore:
         self._world = world
         self._bucket = self._patient(attempts, _ATTEMPT_SECONDS, _PATIENCE_SECONDS)
         long = self._patient(attempts, _LONG_ATTEMPT_SECONDS, _LONG_PATIENCE_SECONDS)
+        self.large = long
+        """For objects of megabytes, and for calls whose outcome has to be known."""
         self._records = BucketRecords(self._bucket, long, world.random)
         self._identity: ClusterIdentity | None = None
 
@@ -662,9 +664,26 @@ class BucketClusterStore:
 StoreSettingsT = TypeVar("StoreSettingsT", bound=StoreSettings)
 
 
+def opened_bucket(host: Host[StoreSettingsT]) -> BucketClusterStore:
+    """The bucket that the settings name."""
+    place = host.settings.bucket
+    if place is None:
+        raise InvariantViolation(f"{host.settings.store!r} is no bucket")
+    try:
+        from percolator.bucket.s3 import s3_attempts
+    except ModuleNotFoundError as error:
+        raise InvalidArgument(
+            "store", f"buckets need the extra percolator-store[bucket]: {error}"
+        ) from None
+    return BucketClusterStore(s3_attempts(place, attempt_seconds=_LONG_ATTEMPT_SECONDS), host.world)
+
+
 @asynccontextmanager
 async def opened(host: Host[StoreSettingsT]) -> AsyncIterator[ClusterStore]:
     """The store, which is closed at the end."""
+    if host.settings.bucket is not None:
+        yield opened_bucket(host)
+        return
     place = host.settings.place
     if place is None:
         root = host.settings.store_root

@@ -38,7 +38,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from percolator.bigtable.place import SCHEME, Place, parse_place
-from percolator.bucket.place import refuse_bucket
+from percolator.bucket.place import BucketPlace, parse_cluster_bucket
 from percolator.errors import InvalidArgument
 from percolator.wire.addresses import HostPort, parse_host_port
 from percolator.wire.tls import Tls
@@ -320,8 +320,7 @@ class StoreSettings(ServiceSettings):
     @classmethod
     def _is_a_place(cls, store: str) -> str:
         try:
-            refuse_bucket(store, "store")
-            if store.startswith(SCHEME):
+            if parse_cluster_bucket(store) is None and store.startswith(SCHEME):
                 parse_place(store)
         except InvalidArgument as error:
             raise ValueError(error.reason) from None
@@ -337,9 +336,14 @@ class StoreSettings(ServiceSettings):
         return parse_place(self.store) if self.store.startswith(SCHEME) else None
 
     @property
+    def bucket(self) -> BucketPlace | None:
+        """The bucket that is named; None if it is none."""
+        return parse_cluster_bucket(self.store)
+
+    @property
     def directory(self) -> Path | None:
-        """The directory that is named; None if it is a row store."""
-        return self.store_root if self.place is None else None
+        """The directory that is named; None if it is a row store or a bucket."""
+        return self.store_root if self.place is None and self.bucket is None else None
 
 
 class FramedSettings(StoreSettings):

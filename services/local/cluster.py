@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from percolator.bigtable.place import parse_place
-from percolator.bucket.place import refuse_bucket
+from percolator.bucket.place import parse_cluster_bucket
 from percolator.errors import InvalidArgument
 from percolator.services.local import directory
 from percolator.services.local.link import Link
@@ -56,6 +56,7 @@ class LocalCluster:
     ) -> None:
         """The cluster keeps everything in `data` or, with an address such as
         bigtable://project/instance, there: then it has no tablet servers, and only logs in `data`.
+        With s3://bucket/prefix, tablet servers have their caches in `data`.
 
         All masters and oracles but one are standbys. With `links`, the links between
         processes can be cut, and the processes are spread over `hosts` hosts, each with an address
@@ -70,9 +71,8 @@ class LocalCluster:
             raise LocalClusterError(f"start_seconds: expected more than 0, got {start_seconds}")
         if tablet_servers < 0:
             raise LocalClusterError(f"tablet servers: expected 0 or more, got {tablet_servers}")
-        if store:
-            _require_row_store(store)
-        if store and tablet_servers:
+        self._in_bucket = bool(store) and _is_bucket(store)
+        if store and not self._in_bucket and tablet_servers:
             raise LocalClusterError(
                 f"--tablet-servers: expected 0, since {store} has the cells; got {tablet_servers}"
             )
@@ -221,8 +221,8 @@ class LocalCluster:
         ]
         rest.append(self._add("lockservice", "lockservice", known))
         rest += [
-            self._add(f"tabletserver-{number}", "tabletserver", found)
-            for number in range(1, self._tablet_servers + 1)
+            self._add(name, "tabletserver", [*found, *self._cache(name)])
+            for name in (f"tabletserver-{number + 1}" for number in range(self._tablet_servers))
         ]
         self._launch(rest)
         self._launch(self._added_gateways(known))
@@ -230,6 +230,9 @@ class LocalCluster:
         for worker in self._added_workers(known):
             worker.start()
         self.write_state()
+
+    def _cache(self, name: str) -> list[str]:
+        return ["--cache", str(self.data / "run" / f"{name}.cache")] if self._in_bucket else []
 
     def _added_gateways(self, known: list[str]) -> list[ServiceProcess]:
         gateways = [
@@ -297,13 +300,16 @@ class LocalCluster:
         directory.write_state(self.data, state)
 
 
-def _require_row_store(store: str) -> None:
-    """A directory would be one without tablet servers, where nothing ever works."""
+def _is_bucket(store: str) -> bool:
+    """True for a bucket, False for a row store. A directory would be one without tablet servers,
+    where nothing ever works."""
     try:
-        refuse_bucket(store, "--store")
+        if parse_cluster_bucket(store, "--store") is not None:
+            return True
         parse_place(store, field="--store")
     except InvalidArgument as error:
         raise LocalClusterError(error.message) from None
+    return False
 
 
 _FRAMED = ("oracle", "tabletserver")

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from percolator.bucket.place import is_bucket
 from percolator.cli.connection import confirm
 from percolator.observers.definition import load
 from percolator.services.local import directory, launcher
@@ -133,6 +134,11 @@ TabletServersOption = Annotated[
 ]
 
 
+def _tablet_servers(store: str) -> int:
+    """How many there are if nobody says it."""
+    return 0 if store and not is_bucket(store) else 3
+
+
 @app.callback(invoke_without_command=True)
 def up(
     context: typer.Context,
@@ -189,7 +195,7 @@ def up(
         )
     plan = Plan(
         store=store,
-        tablet_servers=tablet_servers if tablet_servers is not None else 0 if store else 3,
+        tablet_servers=_tablet_servers(store) if tablet_servers is None else tablet_servers,
         gateways=gateways,
         workers=len((observers or [])[:1]) if workers is None else workers,
         observers=observers or (),

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from pydantic import Field, field_validator, model_validator
 
 from percolator.services.chassis.cluster_store import (
+    BucketClusterStore,
     ClusterStore,
     DirectoryStore,
     RowClusterStore,
@@ -46,7 +47,7 @@ from percolator.services.master.registry import Registry
 from percolator.services.master.row_term import begin_row_term
 from percolator.services.master.server_watch import WatchTimes
 from percolator.services.master.tablet_changes import BalanceLimits
-from percolator.services.master.tablet_data import DirectoryTablets
+from percolator.services.master.tablet_data import BucketTablets, DirectoryTablets, TabletData
 from percolator.services.master.term import Term
 from percolator.timestamps import seconds_between
 from percolator.v1 import cluster_pb2, master_pb2
@@ -112,6 +113,10 @@ class MasterSettings(StoreSettings):
     admin_held_seconds_max: Annotated[float, Field(ge=0, le=100 * 365 * 86_400)] = 0.0
     """As `client_held_seconds_max`, for sessions and pins of administrators; 0 means no limit.
     Without TLS, and with any_certificate_is_admin, all programs are administrators."""
+
+    sweep_seconds: Annotated[float, Field(ge=1, le=7 * 86_400)] = 3600.0
+    """In a bucket: the pause between sweeps, which delete what tablets need no more. Each reads the
+    end of every tablet's log. What one finds is deleted by a later one, an hour later at least."""
 
     leader_silence_seconds: Annotated[float, Field(ge=GRACE_SECONDS_MIN, le=3_600)] = 3.0
     """A leading master that is silent for this long is replaced by a standby."""
@@ -325,12 +330,16 @@ def _made(
         begin_over_rows = partial(begin_row_term, world, registry, store, times.collection)
         over_rows = Master(world, own, coordinator, registry, begin_over_rows, decoded_catalogue)
         return over_rows, RowMasterHandler(world.clock, over_rows, store.name)
-    if not isinstance(store, DirectoryStore):
+    if isinstance(store, DirectoryStore):
+        data: TabletData = DirectoryTablets(store.files, store.root)
+    elif isinstance(store, BucketClusterStore):
+        data = BucketTablets(store.large, world, sweep_seconds=settings.sweep_seconds)
+    else:
         raise TypeError(f"no master is over {type(store).__name__}")
     begin = partial(
         begin_tablet_term,
         world,
-        DirectoryTablets(store.files, store.root),
+        data,
         registry,
         times=times,
         tablets_max=settings.tablets_max,

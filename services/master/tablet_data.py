@@ -1,4 +1,8 @@
-"""Data that tablets have left in the cluster's store, as far as the master looks after it."""
+"""Data that tablets have left in the cluster's store, as far as the master looks after it.
+
+DirectoryTablets  directories below the store root
+BucketTablets     logs and files in a bucket, which the sweep deletes
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,13 @@ from typing import Protocol
 
 import structlog
 
+from percolator.bucket.bucket import Bucket
+from percolator.bucket.checkpoint import TABLETS, tablet_folder
+from percolator.bucket.sweep import Sweep
 from percolator.errors import StoreUnusable
 from percolator.services.chassis.epoch_directory import remove_tree
 from percolator.services.chassis.files import Files, fault_of
+from percolator.world import World
 
 GivenUp = tuple[int, int]
 """A tablet that the map needs no more: its table's id, and its own."""
@@ -107,3 +115,36 @@ class DirectoryTablets:
 def _is_id(name: str, least: int = 1) -> bool:
     """True if it names the directory of a table or tablet with at least this id."""
     return name.isdecimal() and name.isascii() and int(name) >= least
+
+
+class BucketTablets:
+    """Logs and files of tablets in a bucket, as a master sees them in one term."""
+
+    def __init__(self, bucket: Bucket, world: World, *, sweep_seconds: float) -> None:
+        """It sweeps so often: each time, it reads the end of each log."""
+        self._bucket = bucket
+        self._clock = world.clock
+        self._sweep = Sweep(bucket, world.clock, world.random)
+        self._sweep_seconds = sweep_seconds
+        self._swept_at = world.clock.monotonic_seconds()
+
+    async def newer_than(self, next_id: int) -> str | None:
+        found = await self._bucket.list(TABLETS, after=tablet_folder(next_id - 1) + "/~", limit=1)
+        return f"{self._bucket.name}: {found[0]}" if found else None
+
+    async def remove(
+        self,
+        given_up: Sequence[GivenUp],
+        tablets: Collection[int],
+        still_leads: Callable[[], Awaitable[None]],
+    ) -> Collection[GivenUp]:
+        now = self._clock.monotonic_seconds()
+        if now - self._swept_at < self._sweep_seconds:
+            return ()
+        swept = await self._sweep.run(
+            tablets, [tablet_id for _, tablet_id in given_up], still_leads
+        )
+        self._swept_at = now
+        if swept.deleted:
+            _log.info("swept", deleted=swept.deleted, waiting=swept.waiting)
+        return [one for one in given_up if one[1] in swept.gone]

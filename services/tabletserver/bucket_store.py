@@ -46,6 +46,7 @@ from percolator.bucket.checkpoint import (
     download,
     put_changes,
     read_checkpoint,
+    tablet_folder,
 )
 from percolator.bucket.log import NOTHING, Base, LogMoved, Segment, TabletLog
 from percolator.errors import NotReady, PercolatorError, StoreFault, StoreUnusable, TabletMoved
@@ -226,7 +227,11 @@ class BucketStorage:
         """The last entry that was applied to the cache."""
         self._since = replayed
         self._checkpoints = Checkpoints(
-            environment.bucket, self._clock, self._random, ownership.log.folder, published
+            environment.bucket,
+            self._random,
+            ownership.log.folder,
+            ownership.log.writer,
+            published,
         )
         self._ready: _Ready | None = None
         self._broken: str | None = None
@@ -253,8 +258,6 @@ class BucketStorage:
         """As every `Storage`. False, or an error without `then`, if there is a later owner: then
         nothing was written."""
         ready = self._ready
-        if ready is not None and self._checkpoints.is_too_old:
-            ready = self._ready = None
         body = batch.body()
         try:
             number = await self._append(body, ready.base if ready else None)
@@ -357,7 +360,7 @@ class BucketStorage:
         number, included = self._applied, self._since
         snapshot = await self._cache.snapshot()
         try:
-            key, checkpoint = await self._checkpoints.upload(snapshot)
+            key, checkpoint = await self._checkpoints.upload(snapshot, number)
         finally:
             snapshot.close()
         return _Ready(Base(key, (), number), checkpoint, included)
@@ -380,7 +383,7 @@ class BucketStorage:
 
     async def _leave_checkpoint(self) -> None:
         ready = self._ready
-        if ready is None or self._checkpoints.is_too_old:
+        if ready is None:
             if self._since.entries <= self._settings.entries_at_close_max and not self._is_due:
                 return
             ready = await self._uploaded()
@@ -390,11 +393,6 @@ class BucketStorage:
 
 
 # All tablets of a server.
-
-
-def folder_of(tablet_id: int) -> str:
-    """The folder of everything that belongs to a tablet."""
-    return f"tablets/{tablet_id}"
 
 
 _REPLAYED_TOGETHER_BYTES = MEBIBYTE
@@ -425,7 +423,7 @@ class BucketTabletStore:
         log = TabletLog(
             self._bucket,
             self._environment.random,
-            folder_of(tablet.tablet_id),
+            tablet_folder(tablet.tablet_id),
             tablet.epoch,
             interval_seconds=settings.interval_seconds,
             lease_seconds=settings.lease_seconds,
@@ -452,9 +450,9 @@ class BucketTabletStore:
         """The state with which a tablet begins that was split off, and has no log of its own."""
         if not ancestry.origin_tablet_id:
             return NOTHING
-        if await self._bucket.list(f"{folder_of(tablet.tablet_id)}/log", limit=1):
+        if await self._bucket.list(f"{tablet_folder(tablet.tablet_id)}/log", limit=1):
             return NOTHING  # its own log says where it begins; its parent's may be deleted
-        folder, epoch = folder_of(ancestry.origin_tablet_id), ancestry.origin_epoch
+        folder, epoch = tablet_folder(ancestry.origin_tablet_id), ancestry.origin_epoch
         parent = TabletLog(self._bucket, self._environment.random, folder, epoch)
         try:
             last = await parent.seal()

@@ -5,7 +5,9 @@ A simulation runs `tablet_server` on a store of its own, without the process.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from functools import partial
@@ -15,14 +17,27 @@ from structlog.stdlib import BoundLogger
 
 from percolator.errors import InvalidArgument, NotReady, PercolatorError, Unavailable
 from percolator.services.chassis import process
-from percolator.services.chassis.cluster_store import FILE_NAME, check_identity, read_identity
-from percolator.services.chassis.files import DiskThreads, Files, RealFiles, refuse_network
+from percolator.services.chassis.cluster_store import (
+    FILE_NAME,
+    check_identity,
+    opened_bucket,
+    read_identity,
+)
+from percolator.services.chassis.files import (
+    DiskThreads,
+    Files,
+    RealFiles,
+    make_durable_directory,
+    refuse_network,
+)
 from percolator.services.chassis.host import Host
 from percolator.services.chassis.lifecycle import run
 from percolator.services.chassis.rpc import Exposed
 from percolator.services.chassis.settings import load
 from percolator.services.tabletserver import dump
+from percolator.services.tabletserver.bucket_store import BucketTabletStore
 from percolator.services.tabletserver.history_collector import HistoryCollector
+from percolator.services.tabletserver.leveldb_cache import LevelDBCaches, boot_id
 from percolator.services.tabletserver.locks_in_the_way import LocksInTheWay, described_by
 from percolator.services.tabletserver.metrics import TabletServerMetrics
 from percolator.services.tabletserver.own_steps import OwnSteps
@@ -103,17 +118,42 @@ async def open_store_root(
     return root
 
 
+@asynccontextmanager
+async def cache_directory(files: Files, path: str) -> AsyncIterator[Path]:
+    """The directory for caches, which this process has alone until the end."""
+    if not path:
+        with tempfile.TemporaryDirectory(prefix="percolator-cache-") as temporary:
+            yield Path(temporary)
+        return
+    root = await asyncio.to_thread(Path(path).absolute)
+    caches = root / _CACHES
+    try:
+        for directory in (root, caches):
+            await make_durable_directory(files, directory)
+        lock = await files.lock(root / _LOCK)
+    except BlockingIOError:
+        raise InvalidArgument("cache", f"another process uses {root}") from None
+    except OSError as error:
+        raise InvalidArgument("cache", f"{root} cannot be used: {error}") from None
+    try:
+        yield caches
+    finally:
+        lock.release()
+
+
+_LOCK = "lock"
+_CACHES = "caches"
 SLOW_THREADS_MAX = 32
 """Databases that are opened, flushed or compacted at once, when others are stuck."""
 
 
 @asynccontextmanager
 async def tablet_server(
-    host: Host[TabletServerSettings], store: TabletStore
+    host: Host[TabletServerSettings], store: TabletStore, root: Path
 ) -> AsyncIterator[list[Exposed]]:
-    """Starts without tablets, and closes all at the end."""
+    """Starts without tablets, and closes all at the end. `root` is where it needs disk space."""
     settings, clock, log = host.settings, host.world.clock, host.log
-    free_bytes = partial(host.files.free_bytes, settings.store_root)
+    free_bytes = partial(host.files.free_bytes, root)
     disk = DiskSpace(
         free_bytes,
         clock,
@@ -123,7 +163,6 @@ async def tablet_server(
     )
     await disk.check()
     host.background("disk space", disk.watch())
-    host.watch_store(settings.store_root)
     oracle = OracleOfCluster(host.world, settings.masters)
     # A server that runs alone has no oracle to ask.
     alone = not settings.masters
@@ -183,9 +222,8 @@ async def tablet_server(
 
 @asynccontextmanager
 async def build(host: Host[TabletServerSettings]) -> AsyncIterator[list[Exposed]]:
-    """A tablet server on its store root, without any tablets yet."""
+    """A tablet server on its store, without any tablets yet."""
     settings = host.settings
-    root = await open_store_root(host.files, settings, host.cluster_id, host.log)
     budget = Budget(
         settings.write_buffers_bytes, settings.block_caches_bytes, process.raise_descriptor_limit()
     )
@@ -198,8 +236,26 @@ async def build(host: Host[TabletServerSettings]) -> AsyncIterator[list[Exposed]
         DiskThreads(number, "slow", threads_max=SLOW_THREADS_MAX, share_max=1) as slow,
         DiskThreads(number, "leveldb") as threads,
     ):
-        store = SharedDirectoryStore(files, root, threads, owned=owned, slow=slow, budget=budget)
-        async with tablet_server(host, store) as exposed:
+        if settings.bucket is not None:
+            store = opened_bucket(host)
+            if not settings.masters:
+                raise InvalidArgument("masters", f"expected some: {store.name} is a cluster's")
+            await store.refuse_other_cluster(host.cluster_id)
+            async with cache_directory(host.files, settings.cache) as root:
+                caches = LevelDBCaches(
+                    root, threads, host.world.random, slow=slow, budget=budget, boot=boot_id()
+                )
+                in_bucket = BucketTabletStore(
+                    store.large, caches, host.world.clock, host.world.random, host.log
+                )
+                store.watch(host)
+                async with tablet_server(host, in_bucket, root) as exposed:
+                    yield exposed
+            return
+        root = await open_store_root(host.files, settings, host.cluster_id, host.log)
+        host.watch_store(root)
+        shared = SharedDirectoryStore(files, root, threads, owned=owned, slow=slow, budget=budget)
+        async with tablet_server(host, shared, root) as exposed:
             yield exposed
 
 

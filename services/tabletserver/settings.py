@@ -39,7 +39,11 @@ class TabletServerSettings(FramedSettings):
     """host:port to serve on; port 0 is any free one."""
 
     store: Annotated[str, Field(min_length=1)]
-    """The store root: a directory that all tablet servers of the cluster share."""
+    """The store root: a directory that all tablet servers of the cluster share. Or a bucket."""
+
+    cache: str = ""
+    """With a bucket: a directory of this server alone, for copies of its tablets, of which nothing
+    is needed. Empty: a temporary one, which is deleted at the end."""
 
     @field_validator("store")
     @classmethod

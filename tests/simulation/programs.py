@@ -196,7 +196,8 @@ class Programs:
         settings = TabletServerSettings(store=str(ROOT), masters=tuple(self._masters))
         host = host_for(incarnation, files, settings, kind, CLUSTER_ID)
         store = SimulatedTabletStore(files, self._root.occurred, self._root.collected)
-        async with tablet_server(host, store) as exposed:
+        host.watch_store(ROOT)
+        async with tablet_server(host, store, ROOT) as exposed:
             incarnation.listen(exposed)
             host.background(
                 "register",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from percolator.bucket.place import BucketPlace, is_bucket, parse_bucket, refuse_bucket
+from percolator.bucket.place import BucketPlace, is_bucket, parse_bucket, parse_cluster_bucket
 from percolator.errors import InvalidArgument
 
 
@@ -73,10 +73,10 @@ def test_a_malformed_address_is_refused_with_the_part_that_is_wrong(text: str, w
 def test_no_bucket_is_the_store_of_a_cluster(text: str) -> None:
     assert is_bucket(text)
     with pytest.raises(InvalidArgument, match="cannot keep its data in a bucket yet"):
-        refuse_bucket(text, "store")
+        parse_cluster_bucket(text)
 
 
 @pytest.mark.parametrize("text", ["data", "/data/s3", "bigtable://project/instance", "s3"])
 def test_other_stores_are_not_taken_for_buckets(text: str) -> None:
     assert not is_bucket(text)
-    refuse_bucket(text, "store")
+    assert parse_cluster_bucket(text) is None
