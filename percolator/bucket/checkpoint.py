@@ -236,7 +236,7 @@ class Checkpoints:
         checkpoint with its key, to be published. After an error, another attempt goes on with what
         this one has uploaded."""
         at_once = asyncio.Semaphore(_AT_ONCE)
-        await _all(
+        await all_done(
             self._upload(name, snapshot, number, at_once)
             for name, size in snapshot.sizes.items()
             if self._known(name, size) is None
@@ -291,7 +291,7 @@ class Checkpoints:
         self.bytes_uploaded += len(data)
 
 
-async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def all_done(work: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Does everything, or raises the first error when nothing of it is under way any more."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
@@ -317,7 +317,7 @@ async def download(bucket: Bucket, key: str, put: Put) -> Checkpoint:
             await put(name, await _read_file(bucket, file))
 
     names = sorted(checkpoint.files, reverse=True)
-    await _all(fetch(name, checkpoint.files[name]) for name in names)
+    await all_done(fetch(name, checkpoint.files[name]) for name in names)
     for name, data in checkpoint.small.items():
         await put(name, data)
     return checkpoint

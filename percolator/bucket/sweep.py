@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import NamedTuple
 
 from percolator.bucket.bucket import Bucket
-from percolator.bucket.checkpoint import TABLETS, FileKey, read_checkpoint, tablet_folder
+from percolator.bucket.checkpoint import TABLETS, FileKey, all_done, read_checkpoint, tablet_folder
 from percolator.bucket.log import Entry, Kind, TabletLog
 from percolator.bucket.port import LISTED_MAX
 from percolator.world import Clock, Random
@@ -182,6 +182,4 @@ class Sweep:
             async with at_once:
                 await do(key)
 
-        async with asyncio.TaskGroup() as group:
-            for key in keys:
-                group.create_task(one(key))
+        await all_done(one(key) for key in keys)

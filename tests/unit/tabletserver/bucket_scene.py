@@ -98,9 +98,11 @@ class Machine:
     async def open(self, ownership: BucketOwnership) -> BucketStorage:
         return await self.store.open(ownership, open_tablets=1)
 
-    async def serve(self, tablet_id: int = 1, epoch: int = 1) -> BucketStorage:
+    async def serve(
+        self, tablet_id: int = 1, epoch: int = 1, ancestry: Ancestry = NEW
+    ) -> BucketStorage:
         """Takes over a tablet, and opens it."""
-        return await self.open(await self.own(tablet_id, epoch))
+        return await self.open(await self.own(tablet_id, epoch, ancestry))
 
 
 class Scene:
