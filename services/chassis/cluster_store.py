@@ -555,7 +555,8 @@ class BucketClusterStore:
         self._bucket = self._patient(attempts, _ATTEMPT_SECONDS, _PATIENCE_SECONDS)
         long = self._patient(attempts, _LONG_ATTEMPT_SECONDS, _LONG_PATIENCE_SECONDS)
         self.large = long
-        """For objects of megabytes, and for calls whose outcome has to be known."""
+        """For objects of megabytes, and for calls whose outcome has to be known: a process that
+        starts while the store is slow waits rather than fails."""
         self._records = BucketRecords(self._bucket, long, world.random)
         self._identity: ClusterIdentity | None = None
 
@@ -569,7 +570,7 @@ class BucketClusterStore:
             await self._refuse_foreign()
             content = _new_identity(self._world.random)
             # Another master may have been faster: then its identity counts.
-            made = await self._bucket.create(FILE_NAME, (json.dumps(content) + "\n").encode())
+            made = await self.large.create(FILE_NAME, (json.dumps(content) + "\n").encode())
             found = self._parsed(made.found)
         if found is None:
             raise StoreUnusable(
@@ -625,14 +626,14 @@ class BucketClusterStore:
     async def _seen(self) -> ClusterIdentity | None:
         """The identity for the watch. `StoreUnusable` if the store does not say."""
         try:
-            return await self._found()
+            return await self._found(self._bucket)
         except StoreUnusable:
             raise
         except PercolatorError as error:
             raise unusable(error, "the bucket") from error
 
-    async def _found(self) -> ClusterIdentity | None:
-        return self._parsed(await self._bucket.read(FILE_NAME))
+    async def _found(self, bucket: Bucket | None = None) -> ClusterIdentity | None:
+        return self._parsed(await (bucket or self.large).read(FILE_NAME))
 
     def _parsed(self, stored: Stored | None) -> ClusterIdentity | None:
         if stored is None:
@@ -641,10 +642,10 @@ class BucketClusterStore:
 
     async def _refuse_foreign(self) -> None:
         """What a list lacks is not found. But who has lost an identity lost it a while ago."""
-        keys = await self._bucket.list("")
+        keys = await self.large.list("")
         foreign = [key for key in keys if key != FILE_NAME and not key.startswith(_PROBES)]
         # Another master may have created it meanwhile, and begun to work.
-        if foreign and await self._bucket.head(FILE_NAME) is None:
+        if foreign and await self.large.head(FILE_NAME) is None:
             raise InvalidArgument(
                 "store",
                 f"{self.name} is not empty (it holds {foreign[0]!r}), but has no {FILE_NAME}: a "
