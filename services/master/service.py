@@ -54,6 +54,8 @@ from percolator.v1 import cluster_pb2, master_pb2
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.wire.cluster_clock import majority
 
+_SPLIT_BYTES_IN_BUCKET = 256 << 20
+
 
 class MasterSettings(StoreSettings):
     """The settings of the master."""
@@ -94,7 +96,8 @@ class MasterSettings(StoreSettings):
     """After a server came or went, no tablet is moved for balance for this long."""
 
     split_bytes: Annotated[int, Field(ge=64 << 10, le=1 << 50)] = 1 << 30
-    """A larger tablet is split, unless its table has its own value."""
+    """A larger tablet is split, unless its table has its own value. In a bucket 256 MiB by default:
+    who opens a tablet downloads it, at 100 MB/s in less than 3 s."""
 
     collection_seconds: Annotated[float, Field(ge=0.1, le=86_400)] = 60.0
     """The pause between rounds of collecting old versions."""
@@ -128,7 +131,7 @@ class MasterSettings(StoreSettings):
             BalanceLimits(
                 round_seconds=self.balance_seconds,
                 quiet_seconds=self.quiet_seconds,
-                split_bytes=self.split_bytes,
+                split_bytes=self._split_bytes(),
             ),
             CollectionTimes(
                 self.collection_seconds,
@@ -139,6 +142,10 @@ class MasterSettings(StoreSettings):
             ),
             self.gather_seconds,
         )
+
+    def _split_bytes(self) -> int:
+        is_given = "split_bytes" in self.model_fields_set
+        return self.split_bytes if is_given or self.bucket is None else _SPLIT_BYTES_IN_BUCKET
 
     @model_validator(mode="after")
     def _keeps_long_enough(self) -> Self:

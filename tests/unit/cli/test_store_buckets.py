@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from percolator.bucket.place import UNFINISHED
 from percolator.cli import app as program
 from percolator.cli.app import app
 from percolator.services.chassis.settings import load
@@ -193,3 +194,15 @@ def test_no_service_takes_a_bucket_for_a_directory(
 def test_neither_does_a_local_cluster(tmp_path: Path) -> None:
     with pytest.raises(LocalClusterError, match=NOT_YET):
         LocalCluster(tmp_path, store="s3://bucket/p", tablet_servers=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [([], 256 << 20), (["--split-bytes", "1000000"], 1_000_000)]
+)
+def test_a_tablet_in_a_bucket_is_split_earlier(
+    given: list[str], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(UNFINISHED, "1")
+    settings = load(MasterSettings, ["--store", "s3://bucket/p", *given], {})
+    assert settings.times().balance.split_bytes == expected
+    assert load(MasterSettings, ["--store", "data"], {}).times().balance.split_bytes == 1 << 30
