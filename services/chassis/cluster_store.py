@@ -551,6 +551,8 @@ class BucketClusterStore:
     """
 
     def __init__(self, attempts: Attempts, world: World) -> None:
+        """`attempts` do not give up before they are told to: a long value may take half a
+        minute."""
         self._world = world
         self._bucket = self._patient(attempts, _ATTEMPT_SECONDS, _PATIENCE_SECONDS)
         long = self._patient(attempts, _LONG_ATTEMPT_SECONDS, _LONG_PATIENCE_SECONDS)

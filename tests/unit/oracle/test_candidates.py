@@ -10,22 +10,27 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from percolator.bucket.port import Attempts
 from percolator.errors import DeadlineExceeded, NotReady, PercolatorError, Unavailable, UsageError
 from percolator.services.chassis import directory_coordinator
+from percolator.services.chassis.cluster_store import BucketClusterStore
+from percolator.services.chassis.coordinator import Coordinator, CoordinatorTimes
 from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
 from percolator.services.chassis.files import Files
 from percolator.services.oracle.candidate import Candidate, OtherClocks, Probe, Site
 from percolator.services.oracle.oracle import Oracle, OracleLimits
+from percolator.tasks import Tasks
 from percolator.v1.cluster_pb2 import DescribeResponse, Server
 from percolator.wire.cluster_clock import clocks_of, majority
 from percolator.wire.methods import DESCRIBE
 from percolator.world import Network, UnaryMethod, World
+from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles, run_until_killed
 from tests.simulation.virtual_time import VirtualClock, run_virtually
 from tests.unit.oracle.marks import STORE, open_mark
@@ -87,12 +92,15 @@ class Process:
         self.files = SlowingFiles(disk)
         clock = VirtualClock(asyncio.get_running_loop())
         clock.set_wall_back(clock_back)
-        self.coordinator = DirectoryCoordinator(self.files, clock, STORE)
+        self.coordinator: Coordinator = DirectoryCoordinator(self.files, clock, STORE)
         site = Site(clock, str(STORE), f"{name}:1", "", OracleLimits())
         world = World(clock, roads.seen_from(f"{name}:1"), random.Random(name))
         probe = Probe(world, [MASTER], grace_seconds=3.0)
         self.candidate = Candidate(site, self.coordinator, probe)
         self.running: asyncio.Task[None] | None = None
+
+    def resume(self) -> None:
+        self.files.running.set()
 
     def start(self) -> None:
         self.running = asyncio.create_task(self.candidate.run())
@@ -109,7 +117,7 @@ class Process:
         return loop.time() - started
 
     async def end(self) -> None:
-        self.files.running.set()
+        self.resume()
         if self.running is not None:
             self.running.cancel()
             await asyncio.gather(self.running, return_exceptions=True)
@@ -237,6 +245,85 @@ async def test_an_oracle_whose_store_was_emptied_goes_on_above_what_it_handed_ou
     await asyncio.sleep(3)
     assert await oracle.ask() >= mark << 18
     await oracle.end()
+
+
+class Reach:
+    """The way of one process to a bucket. It can be paused before its next call."""
+
+    def __init__(self, model: BucketInMemory) -> None:
+        self._model = model
+        self.running = asyncio.Event()
+        self.running.set()
+        self.reads = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    async def read(self, key: str) -> Any:
+        self.reads += 1
+        await self.running.wait()
+        return await self._model.read(key)
+
+    async def replace(self, key: str, data: bytes, tag: str) -> str:
+        await self.running.wait()
+        return await self._model.replace(key, data, tag)
+
+
+class BucketProcess(Process):
+    """An oracle whose role is in a bucket."""
+
+    def __init__(self, model: BucketInMemory, name: str) -> None:
+        clock = VirtualClock(asyncio.get_running_loop())
+        self.reach = Reach(model)
+        world = World(clock, Roads().seen_from(f"{name}:1"), random.Random(name))
+        store = BucketClusterStore(cast("Attempts", self.reach), world)
+        self.coordinator = store.coordinator(CoordinatorTimes(grace_seconds=1.0))
+        site = Site(clock, store.name, f"{name}:1", "", OracleLimits())
+        self.candidate = Candidate(site, self.coordinator)
+        self.running = None
+
+    def resume(self) -> None:
+        self.reach.running.set()
+
+
+@asynccontextmanager
+async def two_in_a_bucket() -> AsyncIterator[tuple[BucketProcess, BucketProcess]]:
+    """The first one leads."""
+    clock = VirtualClock(asyncio.get_running_loop())
+    model = BucketInMemory(clock, random.Random(1), Tasks(), BucketFaults(call_seconds=0.02))
+    first, second = BucketProcess(model, "a"), BucketProcess(model, "b")
+    first.start()
+    await first.until_it_leads()
+    second.start()
+    await asyncio.sleep(1)
+    yield first, second
+    await first.end()
+    await second.end()
+
+
+async def test_an_oracle_paused_between_its_timestamps_and_its_look_hands_out_none() -> None:
+    """They are below its mark, which is durable, and below what its successor has handed out."""
+    async with two_in_a_bucket() as (first, second):
+        before = await first.ask()
+        first.reach.running.clear()
+        asked = asyncio.create_task(first.ask())
+        await second.until_it_leads()
+        after = await second.ask()
+        assert after > before
+        first.reach.running.set()
+        with pytest.raises(NotReady):
+            await asked
+        with pytest.raises(NotReady):
+            await first.ask()
+        assert await second.ask() > after
+
+
+async def test_requests_that_come_together_share_one_look_at_the_bucket() -> None:
+    async with two_in_a_bucket() as (first, _):
+        first.reach.reads = 0
+        given = await asyncio.gather(*(first.ask() for _ in range(1_000)))
+        assert given == sorted(set(given))
+        assert first.reach.reads == 1
 
 
 SECOND = 1_000
