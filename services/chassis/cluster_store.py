@@ -364,6 +364,9 @@ async def read(records: Records, name: str) -> RowIdentity | None:
 class ClusterStore(Protocol):
     """The store of one cluster, as one process reaches it."""
 
+    silence_seconds: float
+    """A leader that is silent for this long is replaced, unless the settings say otherwise."""
+
     @property
     def name(self) -> str:
         """As `--store` names it."""
@@ -388,6 +391,8 @@ class ClusterStore(Protocol):
 
 class DirectoryStore:
     """A `percolator.services.chassis.cluster_store.ClusterStore`."""
+
+    silence_seconds = 3.0
 
     def __init__(self, files: Files, root: Path, world: World) -> None:
         self.files = files
@@ -421,6 +426,8 @@ _TABLE_SECONDS = 30.0
 
 class RowClusterStore:
     """A `percolator.services.chassis.cluster_store.ClusterStore`."""
+
+    silence_seconds = 3.0
 
     def __init__(self, network: Network, place: Place, world: World) -> None:
         """`network` reaches the store; that of `world`, the cluster's servers."""
@@ -549,6 +556,8 @@ class BucketClusterStore:
     The identity is an object that is created once, `cluster.json`, as the file in a directory is:
     of several masters that start at once on an empty prefix, exactly one creates it.
     """
+
+    silence_seconds = 6.0
 
     def __init__(self, attempts: Attempts, world: World) -> None:
         """`attempts` do not give up before they are told to: a long value may take half a

@@ -75,8 +75,9 @@ class OracleSettings(FramedSettings):
     """Wait while another oracle leads on this store, instead of refusing to start, and replace it
     when it is gone or silent."""
 
-    leader_silence_seconds: Annotated[float, Field(ge=GRACE_SECONDS_MIN, le=3_600)] = 3.0
-    """A leading oracle that is silent for this long is replaced by a standby."""
+    leader_silence_seconds: Annotated[float, Field(ge=GRACE_SECONDS_MIN, le=3_600)] | None = None
+    """A leading oracle that is silent for this long is replaced by a standby. By default 3, and 6
+    in a bucket, where a shorter time costs more calls."""
 
     def limits(self) -> OracleLimits:
         """The bounds as the core takes them."""
@@ -141,7 +142,7 @@ async def oracle_service(
 ) -> AsyncIterator[list[Exposed]]:
     """An oracle that leads or, as a standby, waits and looks every `poll_seconds`."""
     settings, clock = host.settings, host.world.clock
-    silence = settings.leader_silence_seconds
+    silence = settings.leader_silence_seconds or store.silence_seconds
     coordinator = store.coordinator(
         CoordinatorTimes(grace_seconds=silence, poll_seconds=poll_seconds)
     )

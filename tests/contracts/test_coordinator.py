@@ -20,6 +20,7 @@ from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
 from percolator.bucket.bucket import Bucket
 from percolator.bucket.port import Attempts
+from percolator.bucket.s3 import s3_attempts
 from percolator.errors import NotReady, StoreFault, StoreUnusable
 from percolator.rowstore.identity import TABLE_ID
 from percolator.rowstore.port import RowStore, SetCell
@@ -37,8 +38,10 @@ from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
 from percolator.world import Clock, MachineClock, Network, World
+from tests.bucket.ceph import Ceph
 from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles
+from tests.doubles.s3_server import set_credentials
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.refusals import refused
 
@@ -47,6 +50,7 @@ from tests.unit.refusals import refused
 TIMES = CoordinatorTimes(beat_seconds=0.02, grace_seconds=0.4, poll_seconds=0.01)
 HOSTILE_TIMES = CoordinatorTimes(beat_seconds=1.0, grace_seconds=40.0, poll_seconds=0.5)
 """Here a call may take many attempts."""
+CEPH_TIMES = CoordinatorTimes(beat_seconds=0.5, grace_seconds=4.0, poll_seconds=0.2)
 HOSTILE = BucketFaults(
     lost_request=0.06,
     lost_answer=0.06,
@@ -207,22 +211,22 @@ def _sets_value(name: str, *arguments: Any) -> bool:
 
 
 class Objects:
-    """The back end in a bucket: in a model, which is hostile if there are faults."""
+    """The back end in a bucket: in a model, which may be hostile, or in Ceph."""
 
-    def __init__(self, faults: BucketFaults) -> None:
-        self.times = TIMES if faults == BucketFaults() else HOSTILE_TIMES
-        self.death_seconds = 3 * self.times.grace_seconds
-        self.clock: Clock = VirtualClock(asyncio.get_running_loop())
-        self._world = World(self.clock, InProcessNetwork({}), random.Random(7))
-        self.model = BucketInMemory(self.clock, random.Random(3), Tasks(), faults)
+    def __init__(self, attempts: Attempts, clock: Clock, times: CoordinatorTimes) -> None:
+        self.times = times
+        self.death_seconds = 3 * times.grace_seconds
+        self.clock = clock
+        self._world = World(clock, InProcessNetwork({}), random.Random(7))
+        self._attempts = attempts
 
     def process(self) -> Process:
-        reach = Pausable(self.model)
+        reach = Pausable(self._attempts)
         records = self._records(cast("Attempts", reach))
         return Process(reach, RecordCoordinator(records, self._world, self.times), _puts_value)
 
     async def damage(self, led: Leadership, role: str, key: str, data: bytes | None) -> bytes:
-        return await _damage(self._records(self.model), role, key, data)
+        return await _damage(self._records(self._attempts), role, key, data)
 
     def _records(self, attempts: Attempts) -> BucketRecords:
         chance = self._world.random
@@ -241,11 +245,12 @@ BACK_ENDS = [
     pytest.param("emulator", id="rows in the emulator", marks=pytest.mark.bigtable),
     pytest.param("bucket", id="objects in the model"),
     pytest.param("hostile", id="objects in the hostile model"),
+    pytest.param("ceph", id="objects in Ceph", marks=pytest.mark.bucket),
 ]
 
 
 @asynccontextmanager
-async def _opened(kind: str, root: Path, emulator: Callable[[], str]) -> AsyncIterator[BackEnd]:
+async def _opened(kind: str, root: Path, fixture: Callable[[str], Any]) -> AsyncIterator[BackEnd]:
     if kind in ("memory", "real"):
         disk = None
         if kind == "memory":
@@ -254,14 +259,24 @@ async def _opened(kind: str, root: Path, emulator: Callable[[], str]) -> AsyncIt
         yield Directories(root, disk)
         return
     if kind in ("bucket", "hostile"):
-        yield Objects(BucketFaults() if kind == "bucket" else HOSTILE)
+        faults, times = (BucketFaults(), TIMES) if kind == "bucket" else (HOSTILE, HOSTILE_TIMES)
+        virtual = VirtualClock(asyncio.get_running_loop())
+        model = BucketInMemory(virtual, random.Random(3), Tasks(), faults)
+        yield Objects(model, virtual, times)
+        return
+    if kind == "ceph":
+        ceph: Ceph = fixture("ceph")
+        set_credentials(fixture("monkeypatch"), ceph.account.access_key_id, ceph.account.secret)
+        attempts = s3_attempts(ceph.new_bucket(), attempt_seconds=5.0)
+        yield Objects(attempts, MachineClock(), CEPH_TIMES)
         return
     if kind == "model":
         place = MODEL
         clock: Clock = VirtualClock(asyncio.get_running_loop())
         network: Network = InProcessNetwork({place.address: BigtableInMemory()})
     else:
-        place = Place(emulator(), "contracts", f"i{uuid.uuid4().hex}", scans_backwards=False)
+        address, instance = fixture("emulator_address"), f"i{uuid.uuid4().hex}"
+        place = Place(address, "contracts", instance, scans_backwards=False)
         clock, network = MachineClock(), BigtableNetwork()
     await create_table(network, place, TABLE_ID, 10.0)
     yield Rows(network, place, clock)
@@ -271,8 +286,7 @@ async def _opened(kind: str, root: Path, emulator: Callable[[], str]) -> AsyncIt
 @pytest.fixture(params=BACK_ENDS)
 @asynccontextmanager
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[BackEnd]:
-    emulator = partial(request.getfixturevalue, "emulator_address")
-    async with _opened(request.param, tmp_path, emulator) as store:
+    async with _opened(request.param, tmp_path, request.getfixturevalue) as store:
         started: list[Process] = []
         start = store.process
 

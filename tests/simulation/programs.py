@@ -72,7 +72,6 @@ POLL_SECONDS = 0.25
 """The interval at which a candidate checks who leads. In production it is shorter: these checks are
 most of what a quiet cluster does."""
 _REGISTER_SECONDS = 1.0
-_SILENCE_SECONDS = 3.0
 _BUCKET_SILENCE_SECONDS = 1.0
 """Soon: a successor begins above the mark, which is 2.9 s ahead of what its predecessor, if that is
 paused, has handed out."""
@@ -147,9 +146,11 @@ class Programs:
     async def oracle(self, incarnation: Incarnation) -> None:
         files = self._root.files(incarnation)
         masters = tuple(self._masters) if self._several else ()
-        silence = _SILENCE_SECONDS if self._bucket is None else _BUCKET_SILENCE_SECONDS
         settings = OracleSettings(
-            store=str(ROOT), standby=True, masters=masters, leader_silence_seconds=silence
+            store=str(ROOT),
+            standby=True,
+            masters=masters,
+            leader_silence_seconds=_BUCKET_SILENCE_SECONDS if self._bucket is not None else None,
         )
         kind = cluster_pb2.SERVICE_KIND_ORACLE
         if self._bucket is not None:

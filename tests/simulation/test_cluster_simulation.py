@@ -21,6 +21,7 @@ from percolator.errors import ExecutionUnknown, NotExecuted
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.protocol import steps
 from percolator.schema import Table
+from percolator.services.chassis.cluster_store import BucketClusterStore
 from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
 from percolator.services.chassis.rpc import Exposed
 from percolator.services.master.collection import CollectionTimes
@@ -77,8 +78,9 @@ def test_a_cluster_that_leads_by_a_bucket_and_has_no_work_makes_few_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each is paid for. Two masters and two oracles, with the times of a usual cluster."""
-    monkeypatch.setattr(programs, "_LEASE_SECONDS", 6.0)
-    monkeypatch.setattr(programs, "_BUCKET_SILENCE_SECONDS", 6.0)
+    silence = BucketClusterStore.silence_seconds
+    monkeypatch.setattr(programs, "_LEASE_SECONDS", silence)
+    monkeypatch.setattr(programs, "_BUCKET_SILENCE_SECONDS", silence)
     monkeypatch.setattr(programs, "_COLLECTION", CollectionTimes())
     drawn = scenario_of(1, workload="sets", with_master=True)
     calm = replace(drawn, disruptions=(), network=PERFECT, roles_in_bucket=True)
