@@ -230,7 +230,7 @@ FIRST_SEEDS = {
     "oracle believes its own clock": 6,
     "oracle in a bucket answers without a look": 43,
     "oracle in a bucket looks too early": 31,
-    "oracle on rows answers without a look": 336,
+    "oracle on rows answers without a look": 409,
     "other columns of an index are not locked": 19,
     "prewrite passes newer lock only commits": 173,
     "prewrite passes the note": 30,
