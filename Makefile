@@ -166,9 +166,16 @@ planted-bugs: $(READY) ## Plant bugs in the product, each of which a simulation 
 ALL_FAULTS := tests/chaos/test_chaos.py::test_no_promise_is_broken_whatever_faults_meet
 
 .PHONY: chaos
-chaos: $(READY) ## Inject many faults into a cluster of processes at once, for CHAOS_SECONDS (90), and check it
+ifeq ($(STORE),bucket)
+chaos: $(READY)
+	@tests/bucket/ensure-ceph
+	STORE=bucket $(PYTEST) -s $(ALL_FAULTS)
+else
+chaos: $(READY) ## Inject many faults into a cluster of processes at once, for CHAOS_SECONDS (90), and check it (STORE=bucket: on a Ceph)
+	$(if $(STORE),$(error STORE=$(STORE): expected bucket, or nothing))
 	$(PYTEST) -s $(ALL_FAULTS)
 	$(PYTEST) $(SPREAD) -m chaos --deselect $(ALL_FAULTS) tests/chaos tests/integration
+endif
 
 SOAK_MINUTES ?= 30
 

@@ -32,7 +32,7 @@ import uuid
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from hashlib import md5
@@ -51,6 +51,7 @@ GATEWAYS = 2
 REGION = "us-east-1"
 _START_SECONDS = 60.0
 _COMMAND_SECONDS = 30.0
+_ON_STORE = ("master", "oracle", "tabletserver")
 _PORTS = range(10_000, 30_000)
 _PROGRAMS = ("ceph", "ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "setpriv")
 
@@ -135,6 +136,8 @@ class Ceph:
         """Its processes end with `stack`, also if it does not start."""
         self._directory = directory
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._changing = threading.Lock()
+        """Held while a part is killed: another thread may look whether all of them run."""
         stack.callback(self._end)
         self._environment = {
             name: value for name, value in os.environ.items() if not name.startswith("CEPH_")
@@ -187,6 +190,16 @@ class Ceph:
         """kill -9."""
         self._kill(f"rgw.{number}")
 
+    def pause_gateway(self, number: int) -> None:
+        """SIGSTOP: connections to it stay, and nothing answers. Returns when it stands still."""
+        process = self._running[f"rgw.{number}"]
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+
+    def resume_gateway(self, number: int) -> None:
+        """SIGCONT."""
+        self._running[f"rgw.{number}"].send_signal(signal.SIGCONT)
+
     def start_gateway(self, number: int) -> None:
         """Starts it at the port that it had."""
         # Without tcp_nodelay, small answers take 40 ms.
@@ -235,6 +248,13 @@ class Ceph:
     def place(self, bucket: str, gateway: int = 0) -> BucketPlace:
         """Where a bucket is, by one of the gateways."""
         return BucketPlace(bucket, "some/prefix", self.endpoint(gateway), REGION)
+
+    def nearest(self, place: BucketPlace, name: str, service: str) -> list[str]:
+        """Arguments by which every other process of a cluster reaches its store by the other
+        gateway: while one of them is dead, some processes work, and some do not."""
+        if service not in _ON_STORE or name[-1] not in "2468":
+            return []
+        return ["--store", str(replace(place, endpoint=self.endpoint(1)))]
 
     def configure(self, bucket: str, setting: str, body: bytes) -> None:
         """Puts a setting of a bucket. obstore cannot do this, but it signs the address."""
@@ -319,9 +339,10 @@ class Ceph:
 
     def _kill(self, name: str) -> None:
         self._require_running()
-        process = self._running.pop(name)
-        process.kill()
-        process.wait()
+        with self._changing:
+            process = self._running.pop(name)
+            process.kill()
+            process.wait()
 
     def _end(self) -> None:
         for process in self._running.values():
@@ -353,9 +374,10 @@ class Ceph:
             time.sleep(0.1)
 
     def _require_running(self) -> None:
-        for name, process in self._running.items():
-            if process.poll() is not None:
-                raise CephError(f"{name} ended with {process.returncode}: {self._log(name)}")
+        with self._changing:
+            ended = [one for one in self._running.items() if one[1].poll() is not None]
+        for name, process in ended:
+            raise CephError(f"{name} ended with {process.returncode}: {self._log(name)}")
 
     def _log(self, name: str) -> str:
         """The last lines that a process has written."""

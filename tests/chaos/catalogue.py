@@ -8,6 +8,8 @@ from __future__ import annotations
 from tests.chaos.faults import (
     AHEAD,
     BACK,
+    CEPH_GATEWAY,
+    OSD,
     Cut,
     CutCaller,
     CutFromMasters,
@@ -16,13 +18,17 @@ from tests.chaos.faults import (
     FullDisk,
     Kill,
     KillClient,
+    KillOfStore,
     KillTogether,
+    LoseCache,
+    LoseEverything,
     Loss,
     Move,
     OracleWithWrongClock,
     Pause,
     PauseClient,
     PauseInCompaction,
+    PauseOfStore,
     PowerCut,
     RollingRestart,
     Split,
@@ -97,4 +103,29 @@ def streams(*, full_disk: bool) -> dict[str, list[Fault]]:
         ],
         "disk and power": [PowerCut(), *([FullDisk()] if full_disk else [])],
         "operator": [Split(), Move(), Drain()],
+    }
+
+
+def bucket_streams() -> dict[str, list[Fault]]:
+    """All faults that a cluster in a bucket may have: there is no shared disk under its tablets."""
+    kinds = streams(full_disk=False)
+    servers = "tablet servers"
+    kinds[servers] = [one for one in kinds[servers] if not isinstance(one, PauseInCompaction)]
+    kinds[servers].append(LoseCache())
+    kinds["disk and power"] = [LoseEverything()]
+    return kinds | {
+        "OSDs": [KillOfStore(OSD)],
+        "gateways of Ceph": [KillOfStore(CEPH_GATEWAY), PauseOfStore()],
+    }
+
+
+def kills() -> dict[str, list[Fault]]:
+    """The faults of a short run of a cluster in a bucket."""
+    return {
+        "tablet servers": [Kill("tabletserver", replaced=True), LoseCache(), Pause("tabletserver")],
+        "oracles": [Kill("oracle", replaced=True)],
+        "masters": [Kill("master", replaced=True)],
+        "workers": [Kill("worker", replaced=True)],
+        "OSDs": [KillOfStore(OSD)],
+        "gateways of Ceph": [KillOfStore(CEPH_GATEWAY), PauseOfStore()],
     }

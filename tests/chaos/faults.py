@@ -9,6 +9,7 @@ at the same time, so each has to expect that others keep the cluster from recove
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -24,6 +25,7 @@ from percolator.wire import methods
 from percolator.wire.cluster import describe
 from percolator.wire.cluster_clock import clocks_of
 from percolator.world import Random
+from tests.bucket.ceph import GATEWAYS, OSDS
 from tests.chaos import tablet_server
 from tests.chaos.compaction import (
     NoEffect,
@@ -685,3 +687,121 @@ class FullDisk(Fault):
 
     def _refusals(self, scene: Scene) -> int:
         return sum(one.log.read_text().count(_FULL) for one in scene.all("tabletserver"))
+
+
+# Faults of a cluster whose store is a bucket: of Ceph under it, and of the disks that it has left.
+
+OSD = "OSD"
+CEPH_GATEWAY = "gateway of Ceph"
+_STORE_DEAD_SECONDS_MAX = 8.0
+"""Ceph notices after 3 s that an OSD is dead. Until then, what is on it is not served."""
+
+
+class KillOfStore(Fault):
+    """kill -9 of a part of Ceph, which is started again on the disk or port that it had.
+
+    One at a time, so that data stays available: of three copies, Ceph needs two.
+    """
+
+    @property
+    def name(self) -> str:
+        return f"kill -9 of {a(self._role)}"
+
+    async def inject(self, scene: Scene, chance: Random) -> float:
+        ceph = scene.store
+        if self._role == OSD:
+            count, kill, start, wait = OSDS, ceph.kill_osd, ceph.start_osd, ceph.wait_for_osds
+        else:
+            count, kill = GATEWAYS, ceph.kill_gateway
+            start, wait = ceph.start_gateway, ceph.wait_for_gateways
+        number = chance.randrange(count)
+        async with scene.outage() as outage:
+            await asyncio.to_thread(kill, number)
+            try:
+                await outage.last(_STORE_DEAD_SECONDS_MAX * chance.random())
+            finally:
+                start(number)
+            await asyncio.to_thread(wait)
+            return await outage.over()
+
+
+class PauseOfStore(Fault):
+    """SIGSTOP of a gateway of Ceph: connections stay, and whether a call arrives is not known."""
+
+    def __init__(self) -> None:
+        super().__init__(CEPH_GATEWAY)
+
+    @property
+    def name(self) -> str:
+        return f"pause of {a(self._role)}"
+
+    async def inject(self, scene: Scene, chance: Random) -> float:
+        number = chance.randrange(GATEWAYS)
+        async with scene.outage() as outage:
+            scene.store.pause_gateway(number)
+            try:
+                await outage.last()
+            finally:
+                scene.store.resume_gateway(number)
+            return await outage.over()
+
+
+class LoseCache(Fault):
+    """kill -9 of an owner of tablets, whose directory is empty when it is started again."""
+
+    def __init__(self) -> None:
+        super().__init__("tabletserver")
+
+    @property
+    def name(self) -> str:
+        return f"loss of the cache of {a(self._role)}"
+
+    async def inject(self, scene: Scene, chance: Random) -> float:
+        victim = await scene.some(self._role, chance)
+        async with scene.outage() as outage:
+            victim.kill()
+            lost = _lose_caches(scene, [victim])
+            await scene.restart(victim)
+            seconds = await outage.over()
+        if not lost:
+            raise NoEffect(f"{victim.name} had no cache")
+        return seconds
+
+
+class LoseEverything(Fault):
+    """Every process dies at once, and all that is on their machines is lost."""
+
+    def __init__(self) -> None:
+        super().__init__("everything")
+
+    @property
+    def name(self) -> str:
+        return "loss of every machine"
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return SERVICES
+
+    async def inject(self, scene: Scene, chance: Random) -> float:
+        processes = list(scene.cluster.processes.values())
+        async with scene.filler.writing():
+            since = time.monotonic()
+            for process in processes:
+                process.kill()
+            lost = _lose_caches(scene, scene.all("tabletserver"))
+            await scene.restart(*processes)
+            seconds = await scene.recovered_since(since)
+        await scene.filler.require_intact()
+        if not lost:
+            raise NoEffect("there was no cache")
+        return seconds
+
+
+def _lose_caches(scene: Scene, servers: Iterable[ServiceProcess]) -> int:
+    """Deletes the caches of tablets of dead servers. Returns how many there were."""
+    lost = 0
+    for server in servers:
+        caches = scene.cluster.data / "run" / f"{server.name}.cache"
+        lost += sum(1 for _ in caches.glob("*/*-*"))
+        shutil.rmtree(caches, ignore_errors=True)
+    return lost

@@ -15,6 +15,7 @@ from percolator.services.local.process import LocalClusterError, ServiceProcess
 from percolator.v1 import master_pb2
 from percolator.wire import methods
 from percolator.world import Random, RequestT, ResponseT, UnaryMethod
+from tests.bucket.ceph import Ceph
 from tests.chaos.clients import Clients
 from tests.chaos.compaction import Filler, NoEffect
 from tests.chaos.host_clock import HostClock
@@ -85,7 +86,15 @@ class Scene:
     """One for each host of the cluster."""
     disk: FileSystem | None
     """The disk under the store; None if this machine does not let us mount one."""
+    ceph: Ceph | None = None
+    """What the store is on; None for a directory."""
     roles: Roles = field(default_factory=Roles)
+
+    @property
+    def store(self) -> Ceph:
+        if self.ceph is None:
+            raise NoEffect("the store is a directory")
+        return self.ceph
 
     def all(self, kind: str) -> list[ServiceProcess]:
         processes = self.cluster.processes
@@ -184,6 +193,16 @@ class Scene:
                     reason = error
             await asyncio.sleep(_RETRY_SECONDS)
         raise NoEffect(f"no master did it: {reason}")
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Probes all the time, and looks for processes that end by themselves."""
+        async with asyncio.TaskGroup() as tasks:
+            watching = [tasks.create_task(self.pulse.run()), tasks.create_task(self.watch())]
+            await self.recovered_since(time.monotonic())
+            yield
+            for one in watching:
+                one.cancel()
 
     async def watch(self) -> None:
         """Fails if a process ends by itself. Returns never: cancel it."""

@@ -15,10 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import Console
 
 from percolator.world import Random
+from tests.chaos.clients import Shop
 from tests.chaos.compaction import NoEffect
 from tests.chaos.faults import Fault
 from tests.chaos.scene import Scene
-from tests.chaos.supervisor import Injection, now
+from tests.chaos.supervisor import Injection, Verdict, figures, now
+from tests.chaos.supervisor import table as recovery_table
 
 console = Console(highlight=False, markup=False, soft_wrap=True)
 
@@ -52,6 +54,15 @@ class Streams:
         async with asyncio.TaskGroup() as tasks:
             for name, faults in self._kinds.items():
                 tasks.create_task(self._stream(name, faults, self._began + seconds))
+
+    def show(self, verdict: Verdict, shop: Shop) -> None:
+        """Prints the faults, how soon everything worked again, and how much was checked."""
+        console.print(recovery_table(figures(self.injected)))
+        console.print(
+            f"{len(self.injected)} faults; {len(verdict.history):,} transactions checked: "
+            f"{verdict.committed:,} committed writes, {verdict.unknown:,} whose outcome no client "
+            f"was told; {shop.placed:,} orders placed"
+        )
 
     def never_injected(self) -> list[str]:
         injected = {one.kind for one in self.injected}

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import json
 import math
+import os
 import re
 import time
 from collections import Counter, defaultdict
@@ -308,7 +309,7 @@ def now() -> float:
 
 # Finds the process that leads, among those of one kind.
 
-RECOVERY_SECONDS_MAX = 30.0
+RECOVERY_SECONDS_MAX = float(os.environ.get("CHAOS_RECOVERY_SECONDS", "30"))
 _ASK_SECONDS = 1.0
 
 

@@ -2,6 +2,10 @@
 
     CHAOS_SECONDS=900 CHAOS_SEED=7 CHAOS_WORKLOAD=mixed CHAOS_TOGETHER=10 make chaos
 
+With STORE=bucket, the cluster's data is in a bucket of a Ceph of three OSDs and two gateways, which
+are killed and stopped like everything else. Everything has to work again CHAOS_RECOVERY_SECONDS
+(30) after each fault, and its repair; only a machine that others use needs more.
+
 Each role has a stream of faults of its own, whose order the seed decides; CHAOS_TOGETHER limits how
 many occur at once. A kind of fault without a proven effect fails the run. At the end, the library's
 checker sees the whole history of half of the clients, a judge that knows nothing of it sees that of
@@ -18,7 +22,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -35,11 +39,13 @@ from percolator.aio import Database, Transaction
 from percolator.aio.bulk_load import BulkLoad, LoadPlan
 from percolator.aio.connecting import connect
 from percolator.backup import export_files, exporter, importer
+from percolator.bucket.place import UNFINISHED
 from percolator.errors import NotReady, PercolatorError, SchemaError
 from percolator.services.local.cluster import LocalCluster
 from percolator.world import Random
+from tests.bucket.ceph import Ceph
 from tests.chaos import appender
-from tests.chaos.catalogue import streams
+from tests.chaos.catalogue import bucket_streams, streams
 from tests.chaos.client import Life
 from tests.chaos.clients import Clients, Shop
 from tests.chaos.compaction import WRITE_BUFFERS_BYTES, Filler
@@ -55,12 +61,10 @@ from tests.chaos.supervisor import (
     RECOVERY_SECONDS_MAX,
     Pulse,
     Supervisor,
-    Verdict,
-    figures,
     supervising,
     write_run,
 )
-from tests.chaos.supervisor import table as recovery_table
+from tests.doubles.s3_server import set_credentials
 from tests.integration.recipes_at_work import FILE_VARIABLE
 from tests.mounted_file_system import MAY_MOUNT, FileSystem
 
@@ -68,6 +72,7 @@ SECONDS = float(os.environ.get("CHAOS_SECONDS", "90"))
 SEED = int(os.environ.get("CHAOS_SEED", "0")) or secrets.randbelow(1_000_000) + 1
 WORKLOAD = os.environ.get("CHAOS_WORKLOAD", "mixed")
 TOGETHER = int(os.environ.get("CHAOS_TOGETHER", "100"))
+IN_BUCKET = os.environ.get("STORE", "") == "bucket"
 HOSTS = 3
 SESSIONS = 3
 PACE_SECONDS = 0.03
@@ -85,7 +90,7 @@ console = Console(highlight=False, markup=False, soft_wrap=True)
 
 @pytest.fixture(name="disk")
 def _disk(tmp_path: Path) -> Iterator[FileSystem | None]:
-    if not MAY_MOUNT:
+    if IN_BUCKET or not MAY_MOUNT:
         yield None
         return
     found = FileSystem(tmp_path, bytes_max=DISK_BYTES)
@@ -95,6 +100,13 @@ def _disk(tmp_path: Path) -> Iterator[FileSystem | None]:
         yield found
     finally:
         found.unmount_in_any_case()
+
+
+@pytest.fixture(name="chaos_ceph")
+def _chaos_ceph(request: pytest.FixtureRequest) -> Ceph | None:
+    """What the store is on, unless it is a directory."""
+    found: Ceph | None = request.getfixturevalue("ceph") if IN_BUCKET else None
+    return found
 
 
 @pytest.fixture(name="clocks")
@@ -113,19 +125,28 @@ def _cluster(
     tmp_path: Path,
     exports: Path,
     disk: FileSystem | None,
+    chaos_ceph: Ceph | None,
     clocks: list[HostClock],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[LocalCluster]:
     def program(name: str, service: str) -> list[str]:
-        own = ["--write-buffers-bytes", str(WRITE_BUFFERS_BYTES)]
+        run, more = service, list[str]()
         if service == "tabletserver":
-            run, more = "tests.chaos.tablet_server", own
-        else:
-            run, more = service, []
+            more = ["--write-buffers-bytes", str(WRITE_BUFFERS_BYTES)]
+        if chaos_ceph is not None:
+            more += chaos_ceph.nearest(place, name, service)
+        elif service == "tabletserver":
+            run = "tests.chaos.tablet_server"
         clock = clocks[cluster.host_of[name]].file
         return ["tests.chaos.host_clock", *more, f"--program={run}", f"--host-clock={clock}"]
 
     monkeypatch.setenv(FILE_VARIABLE, str(exports))
+    store = ""
+    if chaos_ceph is not None:
+        monkeypatch.setenv(UNFINISHED, "1")
+        set_credentials(monkeypatch, chaos_ceph.account.access_key_id, chaos_ceph.account.secret)
+        place = chaos_ceph.new_bucket()
+        store = str(place)
     data = tmp_path / "cluster"
     if disk is not None:
         (disk.point / "store").mkdir()
@@ -133,6 +154,7 @@ def _cluster(
         (data / "store").symlink_to(disk.point / "store")
     cluster = LocalCluster(
         data,
+        store=store,
         tablet_servers=3,
         masters=2,
         oracles=2,
@@ -181,6 +203,7 @@ async def test_no_promise_is_broken_whatever_faults_meet(
     cluster: LocalCluster,
     clocks: list[HostClock],
     disk: FileSystem | None,
+    chaos_ceph: Ceph | None,
     tmp_path: Path,
     exports: Path,
 ) -> None:
@@ -199,10 +222,10 @@ async def test_no_promise_is_broken_whatever_faults_meet(
         try:
             pulse = Pulse(probes(supervisor, through_gateways, shop, clients), RECOVERY_SECONDS_MAX)
             filler = await Filler.of(supervisor.database)
-            scene = Scene(cluster, clients, supervisor, filler, pulse, clocks, disk)
-            kinds = streams(full_disk=disk is not None)
+            scene = Scene(cluster, clients, supervisor, filler, pulse, clocks, disk, chaos_ceph)
+            kinds = bucket_streams() if chaos_ceph else streams(full_disk=disk is not None)
             faults = Streams(scene, kinds, seed=SEED, together=TOGETHER)
-            async with watched(scene):
+            async with scene.watched():
                 await faults.run(SECONDS)
                 await scene.recovered_since(time.monotonic())
             await asyncio.to_thread(clients.stop)
@@ -213,9 +236,10 @@ async def test_no_promise_is_broken_whatever_faults_meet(
         problems += await judge_recipes(supervisor.database, clients, exports)
         verdict = await supervisor.judge(clients)
         verdict.problems += problems
-    show(faults, verdict, shop)
+    faults.show(verdict, shop)
     verdict.require_clean(tmp_path)
-    write_run(f"{SEED}-{TOGETHER}", faults.injected)
+    if not IN_BUCKET:
+        write_run(f"{SEED}-{TOGETHER}", faults.injected)
     assert faults.never_injected() == [], faults.missed
     assert verdict.committed > COMMITS_PER_FAULT_MIN * len(faults.injected)
 
@@ -232,26 +256,6 @@ def probes(
         "an order and its observers": orders,
         "every client commits": clients.all_commit,
     }
-
-
-@asynccontextmanager
-async def watched(scene: Scene) -> AsyncIterator[None]:
-    """Probes all the time, and looks for processes that end by themselves."""
-    async with asyncio.TaskGroup() as tasks:
-        watching = [tasks.create_task(scene.pulse.run()), tasks.create_task(scene.watch())]
-        await scene.recovered_since(time.monotonic())
-        yield
-        for one in watching:
-            one.cancel()
-
-
-def show(faults: Streams, verdict: Verdict, shop: Shop) -> None:
-    console.print(recovery_table(figures(faults.injected)))
-    console.print(
-        f"{len(faults.injected)} faults; {len(verdict.history):,} transactions checked: "
-        f"{verdict.committed:,} committed writes, {verdict.unknown:,} whose outcome no client was "
-        f"told; {shop.placed:,} orders placed"
-    )
 
 
 # A million cells are exported while they are written, collected, split and moved, and servers and
