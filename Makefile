@@ -144,7 +144,7 @@ test-bigtable: $(SPARK_CLASSES) emulator ## Test the cells in Bigtable's emulato
 .PHONY: test-bucket
 test-bucket: $(READY) ## Test buckets on a Ceph of its own, whose parts are killed (installs Debian's packages; 2 minutes)
 	@tests/bucket/ensure-ceph
-	$(PYTEST) -m bucket --durations=5 tests/contracts/test_bucket.py tests/contracts/test_coordinator.py tests/bucket
+	$(PYTEST) -m bucket --timeout 180 --durations 5 tests/contracts/test_bucket.py tests/contracts/test_coordinator.py tests/bucket
 
 # ------------------------------------------------------------------------------ simulation
 

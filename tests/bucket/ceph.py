@@ -428,6 +428,7 @@ def main(command: list[str]) -> int:
     if not command:
         sys.stderr.write(f"{__doc__}\n")
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with started_ceph() as store:
         place = store.new_bucket()
         # A terminal's Ctrl-C reaches the command as well, and that decides when to end.
