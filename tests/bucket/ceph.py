@@ -76,6 +76,8 @@ osd_crush_chooseleaf_type = 0
 osd_heartbeat_interval = 1
 osd_heartbeat_grace = 3
 mon_osd_min_down_reporters = 1
+# For so long, new buckets and accounts wait for a gateway that was killed.
+osd_client_watch_timeout = 3
 # Other programs may have filled the disk.
 mon_data_avail_warn = 2
 mon_data_avail_crit = 1
