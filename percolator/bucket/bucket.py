@@ -1,6 +1,14 @@
 """A bucket whose calls have outcomes: attempts are repeated until the store shows what happened.
 
-All rules are in `percolator/bucket/port.py`.
+All rules are in `percolator/bucket/port.py`. How long an attempt may take:
+
+- An attempt without an answer is given up soon, and made again. Otherwise, a commit waits for an
+  answer that was lost, although the store works.
+- One that carries bytes may take longer, in proportion. Otherwise, over a slow line, no large
+  object is ever stored.
+- The next one may take longer than the one before: it is not known how large an object is that is
+  read, or how slow the store is today. Otherwise, none succeeds. But only a few times as long:
+  otherwise, after an outage, one waits for an attempt that was lost in it.
 """
 
 from __future__ import annotations
@@ -22,13 +30,19 @@ from percolator.bucket.port import (
 from percolator.bucket.settings import Settings
 from percolator.errors import InvalidArgument, PercolatorError, Retry, StoreFault, StoreUnusable
 from percolator.errors import Unavailable as NoAnswer
-from percolator.wire.backoff import Backoff
+from percolator.wire.backoff import Backoff, doubled_seconds
 from percolator.world import Clock, Random
 
 T = TypeVar("T")
 
 _PAUSE_SECONDS_MIN = 0.05
 _PAUSE_SECONDS_MAX = 1.0
+_BYTES_PER_SECOND_MIN = 256 << 10
+"""The slowest line on which an object is written at the first attempt."""
+_FACTOR_MAX = 3
+"""How much longer than the first attempt a later one may take."""
+_READ_FACTOR_MAX = 10
+"""The same, if the size of what is read is not known."""
 
 
 class Written(NamedTuple):
@@ -55,8 +69,8 @@ class Bucket:
         attempt_seconds: float,
         seconds: float,
     ) -> None:
-        """An attempt without an answer is given up after `attempt_seconds`, a call after
-        `seconds`."""
+        """The first attempt without an answer, of a few bytes, is given up after
+        `attempt_seconds`, a call after `seconds`."""
         self._attempts = attempts
         self.clock = clock
         """The clock of this machine."""
@@ -84,12 +98,17 @@ class Bucket:
     async def read(self, key: str) -> Stored | None:
         """The object; None if the key has none."""
         require_key(key)
-        return await self._answer("read", key, lambda: self._attempts.read(key), self._deadline())
+        return await self._answer(
+            "read",
+            key,
+            lambda: self._attempts.read(key),
+            self._patience(factor_max=_READ_FACTOR_MAX),
+        )
 
     async def head(self, key: str) -> Head | None:
         """The object's tag and size; None if the key has none."""
         require_key(key)
-        return await self._answer("head", key, lambda: self._attempts.head(key), self._deadline())
+        return await self._answer("head", key, lambda: self._attempts.head(key), self._patience())
 
     async def list(self, folder: str, *, after: str = "", limit: int = LISTED_MAX) -> list[str]:
         """The first keys, in order, that begin with `folder` and a slash, or of all keys if there
@@ -99,17 +118,17 @@ class Bucket:
         if not 1 <= limit <= LISTED_MAX:
             raise InvalidArgument("limit", f"expected 1 to {LISTED_MAX}, found {limit}")
         return await self._answer(
-            "list", folder, lambda: self._attempts.list(folder, after, limit), self._deadline()
+            "list", folder, lambda: self._attempts.list(folder, after, limit), self._patience()
         )
 
     async def delete(self, key: str) -> None:
         """Deletes the object if there is one. No creation of it may be on its way, or follow."""
         require_key(key)
-        await self._answer("delete", key, lambda: self._attempts.delete(key), self._deadline())
+        await self._answer("delete", key, lambda: self._attempts.delete(key), self._patience())
 
     async def settings(self) -> Settings:
         """Settings of the bucket, as far as the store tells them to this account."""
-        return await self._answer("ask for", "settings", self._attempts.settings, self._deadline())
+        return await self._answer("ask for", "settings", self._attempts.settings, self._patience())
 
     # ------------------------------------------------------------------ attempts
 
@@ -119,18 +138,20 @@ class Bucket:
         """`tag` is that of the object to be replaced; None if there must be none."""
         require_key(key)
         verb = "create" if tag is None else "replace"
-        deadline, pauses = self._deadline(), self._pauses()
+        patience = self._patience(len(data))
         was_doubtful = False
         while True:
             try:
-                return Written(True, Stored(data, await self._tried(attempt)))
+                return Written(True, Stored(data, await self._tried(attempt, patience)))
             except (Refused, Doubtful) as error:
                 last = error
             except PercolatorError as error:
                 raise _perhaps_done(error, was_doubtful, verb, key) from error
             was_doubtful = was_doubtful or isinstance(last, Doubtful)
             try:
-                found = await self._answer("read", key, lambda: self._attempts.read(key), deadline)
+                found = await self._answer(
+                    "read", key, lambda: self._attempts.read(key), patience.anew()
+                )
             except PercolatorError as error:
                 # What was refused may be one's own object, too: an earlier attempt, which a
                 # proxy has repeated.
@@ -144,28 +165,28 @@ class Bucket:
                 return Written(False, found)
             # Nothing has changed: the attempt did not arrive, or has not yet. Sent again, it
             # applies once at most, since the condition holds only once.
-            if not await pauses.pause(deadline):
-                raise self._given_up(verb, key, last, pauses.rounds, was_doubtful)
+            if not await patience.pause():
+                raise self._given_up(verb, key, last, patience.rounds, was_doubtful)
 
     async def _answer(
-        self, verb: str, key: str, attempt: Callable[[], Awaitable[T]], deadline: float
+        self, verb: str, key: str, attempt: Callable[[], Awaitable[T]], patience: _Patience
     ) -> T:
         """The answer of an attempt that may be repeated as often as one likes."""
-        pauses = self._pauses()
         while True:
             try:
-                return await self._tried(attempt)
+                return await self._tried(attempt, patience)
             except (Refused, Doubtful) as error:
-                if not await pauses.pause(deadline):
-                    raise self._given_up(verb, key, error, pauses.rounds, True) from error
+                if not await patience.pause():
+                    raise self._given_up(verb, key, error, patience.rounds, True) from error
 
-    async def _tried(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _tried(self, attempt: Callable[[], Awaitable[T]], patience: _Patience) -> T:
+        seconds = patience.attempt_seconds()
         try:
-            async with asyncio.timeout(self._attempt_seconds):
+            async with asyncio.timeout(seconds):
                 return await attempt()
         except TimeoutError:
             self.doubtful += 1
-            raise Doubtful(f"no answer in {self._attempt_seconds:g} s") from None
+            raise Doubtful(f"no answer in {seconds:.3g} s") from None
         except Doubtful:
             self.doubtful += 1
             raise
@@ -181,11 +202,52 @@ class Bucket:
             )
         return NoAnswer(f"{self.name} gave no answer to {tried}; the last: {last}")
 
-    def _deadline(self) -> float:
-        return self.clock.monotonic_seconds() + self._seconds
+    def _patience(self, size: int = 0, *, factor_max: int = _FACTOR_MAX) -> _Patience:
+        first_seconds = self._attempt_seconds + size / _BYTES_PER_SECOND_MIN
+        deadline = self.clock.monotonic_seconds() + self._seconds
+        return _Patience(self.clock, self._random, first_seconds, deadline, factor_max)
 
-    def _pauses(self) -> Backoff:
-        return Backoff(self.clock, self._random, _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX)
+
+class _Patience:
+    """How long the attempts of one call may take, and the pauses between them."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        random: Random,
+        first_seconds: float,
+        deadline: float,
+        factor_max: int,
+    ) -> None:
+        self._clock = clock
+        self._random = random
+        self._first_seconds = first_seconds
+        self._deadline = deadline
+        self._factor_max = factor_max
+        self._pauses = Backoff(clock, random, _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX)
+
+    @property
+    def rounds(self) -> int:
+        """Pauses until now."""
+        return self._pauses.rounds
+
+    def attempt_seconds(self) -> float:
+        """How long the next attempt may take. A late one outlasts the call no more than the first
+        one would."""
+        left = self._deadline - self._clock.monotonic_seconds()
+        first = self._first_seconds
+        seconds = doubled_seconds(first, first * self._factor_max, doublings=self.rounds)
+        return max(first, min(seconds, left))
+
+    async def pause(self) -> bool:
+        """Waits for the next attempt. False if it is too late for one."""
+        return await self._pauses.pause(self._deadline)
+
+    def anew(self) -> _Patience:
+        """For another question, to be answered by the same time."""
+        return _Patience(
+            self._clock, self._random, self._first_seconds, self._deadline, self._factor_max
+        )
 
 
 def _perhaps_done(

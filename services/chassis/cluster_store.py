@@ -541,9 +541,10 @@ _PROBES = "check-"
 _ATTEMPT_SECONDS = 1.0
 _PATIENCE_SECONDS = 2.0
 """How long a store that does not answer is asked again: as long as callers of an oracle wait."""
-_LONG_ATTEMPT_SECONDS = 30.0
+_LONG_ATTEMPT_SECONDS = 3.0
+"""Much longer than a store takes whose answer is not lost, also one that is 50 ms away; objects
+that are large have longer (`percolator/bucket/bucket.py`)."""
 _LONG_PATIENCE_SECONDS = 60.0
-"""The map of a large cluster takes a while over a slow line."""
 _BUCKET_LOOK_SECONDS = 20.0
 _SESSION_FACTOR = 8
 _BEAT_SHARE = 0.4
@@ -566,8 +567,8 @@ class BucketClusterStore:
         self._bucket = self._patient(attempts, _ATTEMPT_SECONDS, _PATIENCE_SECONDS)
         long = self._patient(attempts, _LONG_ATTEMPT_SECONDS, _LONG_PATIENCE_SECONDS)
         self.large = long
-        """For objects of megabytes, and for calls whose outcome has to be known: a process that
-        starts while the store is slow waits rather than fails."""
+        """For tablets and large objects, and for calls whose outcome has to be known: a process
+        that starts while the store is slow waits rather than fails."""
         self._records = BucketRecords(self._bucket, long, world.random)
         self._identity: ClusterIdentity | None = None
 
@@ -687,7 +688,9 @@ def opened_bucket(host: Host[StoreSettingsT]) -> BucketClusterStore:
         raise InvalidArgument(
             "store", f"buckets need the extra percolator-store[bucket]: {error}"
         ) from None
-    return BucketClusterStore(s3_attempts(place, attempt_seconds=_LONG_ATTEMPT_SECONDS), host.world)
+    return BucketClusterStore(
+        s3_attempts(place, attempt_seconds=_LONG_PATIENCE_SECONDS), host.world
+    )
 
 
 @asynccontextmanager

@@ -369,6 +369,16 @@ class Prefix:
         self.model.objects[key] = data
 
 
+async def test_a_commit_waits_only_seconds_for_an_answer_that_was_lost() -> None:
+    prefix = Prefix(BucketFaults(lost_answer=1.0))
+    began = asyncio.get_running_loop().time()
+    creating = asyncio.create_task(prefix.opened().large.create("log/1", b"own"))
+    await asyncio.sleep(1.0)
+    prefix.model.faults = BucketFaults()
+    assert (await creating).is_own
+    assert asyncio.get_running_loop().time() < began + 4.0
+
+
 HOSTILE = BucketFaults(
     lost_request=0.1,
     lost_answer=0.1,
