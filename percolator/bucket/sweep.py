@@ -6,8 +6,9 @@ that were dropped or split. Rules, each with the failure that it prevents:
 
 - Names are listed first, and logs are read afterwards. Otherwise a file that is uploaded and
   published between the two looks like one that no log names.
-- A list may lag, so it never says which logs there are: all tablets of the master's map are read,
-  and all others that the list shows. Otherwise a tablet whose log a list lacks loses its files.
+- A list may lag, so it never says which logs there are: all tablets that the master's map names are
+  read, also parents whose children were not served yet, and all others that the list shows.
+  Otherwise a tablet whose log a list lacks loses its files, and those of its own parent.
 - A file stays if the base of any log names it, also that of a parent which was split: its children
   begin with it. Only a log that is sealed, and of a tablet that the map has given up, counts no
   more; and it does as long as another log needs its entries.
@@ -89,8 +90,8 @@ class Sweep:
         given_up: Collection[int],
         still_leads: Callable[[], Awaitable[None]],
     ) -> Swept:
-        """Sweeps once. `tablets` are those of the map, `given_up` those that it needs no more:
-        their logs are sealed. `still_leads` raises if another master may lead."""
+        """Sweeps once. `tablets` are those that the map names, `given_up` those that it needs no
+        more: their logs are sealed. `still_leads` raises if another master may lead."""
         found = await self._look(tablets, given_up)
         await still_leads()
         now = self._clock.monotonic_seconds()

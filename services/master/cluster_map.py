@@ -576,6 +576,12 @@ class ClusterMap(Catalogue):
         return found
 
     @cached_property
+    def named_tablets(self) -> frozenset[int]:
+        """The ids of all tablets, and of the parents with whose data some of them begin."""
+        parents = {tablet.origin_tablet_id for tablet in self.tablets.values()} - {0}
+        return frozenset(parents | self.tablets.keys())
+
+    @cached_property
     def _starts(self) -> Mapping[int, list[bytes]]:
         return {table: [one.start for one in found] for table, found in self.of_tables.items()}
 

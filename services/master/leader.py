@@ -164,7 +164,7 @@ class Removal:
     async def _remove_retired(self) -> None:
         current = self._store.current
         removed = await self._data.remove(
-            current.retired, current.tablets, self._store.leadership.check
+            current.retired, current.named_tablets, self._store.leadership.check
         )
         if not removed:
             return

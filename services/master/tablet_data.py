@@ -41,7 +41,7 @@ class TabletData(Protocol):
         still_leads: Callable[[], Awaitable[None]],
     ) -> Collection[GivenUp]:
         """Removes what is left of tablets, and returns those of which nothing is. `tablets` are
-        those of the map; `still_leads` raises if another master may lead."""
+        those that the map names; `still_leads` raises if another master may lead."""
 
 
 class DirectoryTablets:

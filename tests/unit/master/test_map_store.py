@@ -185,11 +185,15 @@ def test_a_parent_is_kept_until_both_halves_have_been_served() -> None:
     (parent,) = current.tablets.values()
     current, lower, upper = current.with_split(parent, b"m")
     assert (lower.origin_tablet_id, upper.origin_tablet_id) == (parent.tablet_id,) * 2
+    both = {lower.tablet_id, upper.tablet_id}
+    assert current.named_tablets == both | {parent.tablet_id}
     current = current.with_existing([current.tablets[lower.tablet_id]])
     assert current.retired == ()
+    assert current.named_tablets == both | {parent.tablet_id}
     assert current.tablets[upper.tablet_id].origin_tablet_id == parent.tablet_id
     current = current.with_existing([current.tablets[upper.tablet_id]])
     assert current.retired == ((table, parent.tablet_id),)
+    assert current.named_tablets == both
 
 
 def test_the_directories_of_a_dropped_table_and_of_parents_are_left_to_be_removed() -> None:

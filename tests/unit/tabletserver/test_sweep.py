@@ -19,6 +19,7 @@ from percolator.bucket.checkpoint import FileKey, tablet_folder
 from percolator.bucket.log import TabletLog
 from percolator.bucket.sweep import Sweep, Swept
 from percolator.errors import NotReady, PercolatorError, StoreUnusable
+from percolator.services.master.cluster_map import ClusterMap, Table, Tablet
 from percolator.services.tabletserver.bucket_store import BucketStorage, NotAppended
 from percolator.services.tabletserver.storage import Ancestry
 from tests.doubles.bucket_in_memory import BucketFaults
@@ -199,6 +200,29 @@ async def test_a_tablet_that_no_list_shows_yet_keeps_its_files(
     assert content(await few.machine().serve(2, epoch=2)) == content(child)
 
 
+async def test_what_a_parent_began_with_stays_though_no_list_shows_that_parent(
+    few: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await few.machine().serve()
+    await filled(first)
+    parent = await few.machine().serve(2, ancestry=Ancestry(origin_tablet_id=1, origin_epoch=1))
+    # Both of its children are in the map, and neither has been served.
+    tablet = Tablet(2, 1, b"", b"", 1)
+    before = ClusterMap(next_id=3, tables={1: Table(1, "t")}, tablets={2: tablet})
+    current, *_ = before.with_split(tablet, b"m")
+    correct = few.objects.list
+
+    async def late(folder: str, after: str, limit: int) -> list[str]:
+        return [key for key in await correct(folder, after, limit) if tablet_folder(2) not in key]
+
+    monkeypatch.setattr(few.objects, "list", late)
+    await made(few, grace_seconds=0.0).run(current.named_tablets, [1], leads)
+    monkeypatch.undo()
+    split = Ancestry(origin_tablet_id=2, origin_epoch=1)
+    assert content(await few.machine().serve(3, ancestry=split)) == content(parent)
+    assert content(parent) == content(first)
+
+
 # ------------------------------------------------------------------- everything at the same time
 
 HOSTILE = BucketFaults(
@@ -310,7 +334,8 @@ class Run:
         sweep = made(self.scene, grace_seconds=0.0, seconds=3.0)
         while True:
             await asyncio.sleep(6 * self.random.random())
-            tablets, given_up = list(self.tablets), list(self.given_up)
+            parents = {one.origin_tablet_id for one in self.origins.values()}
+            tablets, given_up = {*self.tablets, *parents}, list(self.given_up)
             with suppress(PercolatorError):
                 self.deleted += (await sweep.run(tablets, given_up, leads)).deleted
 
