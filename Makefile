@@ -142,7 +142,7 @@ test-bigtable: $(SPARK_CLASSES) emulator ## Test the cells in Bigtable's emulato
 	$(PYTEST) $(SPREAD) -m bigtable tests/contracts tests/bigtable tests/spark
 
 .PHONY: test-bucket
-test-bucket: $(READY) ## Test buckets on a Ceph of its own, whose parts are killed (installs Debian's packages; 2 minutes)
+test-bucket: $(READY) ## Test buckets on a Ceph of its own, whose parts are killed (installs Debian's packages; 5 minutes)
 	@tests/bucket/ensure-ceph
 	$(PYTEST) -m bucket --timeout 180 --durations 5 tests/contracts/test_bucket.py tests/contracts/test_coordinator.py tests/bucket
 
@@ -358,9 +358,15 @@ ifeq ($(STORE),bigtable)
 demo: $(READY) emulator
 	$(if $(KEEP),$(error KEEP: the emulator, and all that is in it, ends with the demo))
 	$(BIN)/python -m tests.bigtable.emulator_process $(BIN)/python -m examples.demo --store bigtable://percolator/percolator
+else ifeq ($(STORE),bucket)
+demo: $(READY)
+	$(if $(KEEP),$(error KEEP: Ceph, and all that is in it, ends with the demo))
+	@tests/bucket/ensure-ceph
+	PERCOLATOR_UNFINISHED_BUCKETS=1 $(BIN)/python -m tests.bucket.ceph \
+	  bash -c '$(BIN)/python -m examples.demo --store "$$PERCOLATOR_TEST_BUCKET"'
 else
-demo: $(READY) ## The paper's index of web pages, with a killed server and a check of the result (KEEP=1 keeps it running, STORE=bigtable: on its emulator)
-	$(if $(STORE),$(error STORE=$(STORE): expected bigtable, or nothing))
+demo: $(READY) ## The paper's index of web pages, with a killed server and a check of the result (KEEP=1 keeps it running; STORE=bigtable, STORE=bucket: on an emulator, on a Ceph)
+	$(if $(STORE),$(error STORE=$(STORE): expected bigtable, bucket, or nothing))
 	$(BIN)/python -m examples.demo
 endif
 

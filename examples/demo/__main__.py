@@ -18,6 +18,7 @@ from examples.demo.checking import WentWrong
 from examples.demo.queries import show_commands
 from examples.demo.screen import Screen
 from examples.demo.story import OBSERVERS, Plan, tell
+from percolator.bucket.place import is_bucket
 from percolator.errors import PercolatorError
 from percolator.services.local.cluster import LocalCluster
 from percolator.services.local.directory import delete, running
@@ -48,8 +49,9 @@ def main(
     store: Annotated[
         str,
         typer.Option(
-            help="An empty row store in place of tablet servers: bigtable://PROJECT/INSTANCE. "
-            "BIGTABLE_EMULATOR_HOST may name an emulator. An oracle and a worker are killed.",
+            help="An empty bucket under tablet servers (s3://BUCKET/PREFIX), or an empty row store "
+            "in place of them: bigtable://PROJECT/INSTANCE. BIGTABLE_EMULATOR_HOST may name an "
+            "emulator. There, an oracle and a worker are killed.",
             show_default=False,
         ),
     ] = "",
@@ -113,11 +115,12 @@ def _make_space(data: Path, screen: Screen) -> None:
 
 def _run(data: Path, store: str, port: int, plan: Plan, screen: Screen) -> None:
     screen.chapter("a cluster of processes")
+    in_rows = bool(store) and not is_bucket(store)
     cluster = LocalCluster(
         data,
         store=store,
-        tablet_servers=0 if store else TABLET_SERVERS,
-        oracles=ORACLES_ON_ROWS if store else 1,
+        tablet_servers=0 if in_rows else TABLET_SERVERS,
+        oracles=ORACLES_ON_ROWS if in_rows else 1,
         workers=WORKERS,
         observers=[OBSERVERS],
         port=port,
@@ -144,7 +147,10 @@ def _run(data: Path, store: str, port: int, plan: Plan, screen: Screen) -> None:
 def _keep(data: Path, store: str, port: int, documents: int, screen: Screen) -> None:
     """Starts the same cluster on the same data with a launcher that outlives this process."""
     arguments = ["--data", str(data), "--port", str(port), "--detach"]
-    arguments += ["--store", store] if store else ["--tablet-servers", str(TABLET_SERVERS)]
+    if store:
+        arguments += ["--store", store]
+    if not store or is_bucket(store):
+        arguments += ["--tablet-servers", str(TABLET_SERVERS)]
     arguments += ["--workers", str(WORKERS), "--observers", OBSERVERS]
     started = subprocess.run(  # noqa: S603 - our own module, and no shell
         [sys.executable, "-m", "percolator.cli", "dev", *arguments],

@@ -13,7 +13,15 @@ import os
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -261,7 +269,7 @@ class NoRecovery(Exception):
 class Pulse:
     """Runs the probes. `run` belongs in a task of its own."""
 
-    def __init__(self, probes: dict[str, Callable[[], Awaitable[None]]], limit: float) -> None:
+    def __init__(self, probes: Mapping[str, Callable[[], Awaitable[None]]], limit: float) -> None:
         self._probes = probes
         self._limit = limit
         self._began = dict.fromkeys(probes, -math.inf)
