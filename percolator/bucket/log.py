@@ -31,9 +31,6 @@ Rules, each with the failure that it prevents:
 - A base is published by an entry. So a deposed owner publishes none, and bases never go back.
 - A sealed log gets no more entries. Otherwise a tablet that was split acknowledges commits that its
   children do not have.
-- A look that has found nothing proves only something about the number that was the next one all
-  the while. Otherwise an owner that has appended meanwhile takes an entry of its own, which its
-  successor has deleted, for a number that is still free.
 
 With a lease, an owner answers reads without asking the store while the lease runs:
 
@@ -52,11 +49,11 @@ import asyncio
 import json
 import struct
 import zlib
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from copy import copy
 from enum import Enum
-from itertools import islice
+from itertools import count, islice
 from math import inf
 from typing import NamedTuple
 
@@ -73,8 +70,8 @@ _MAGIC = b"PLG1"
 _HEADER = struct.Struct("<4s1sQQII")
 """Magic, kind, epoch, number, length of the JSON, checksum of JSON and body."""
 _NUMBER_DIGITS = 20
-_READ_AHEAD = 16
-"""How many entries are read at the same time."""
+_READ_TOGETHER = 16
+_WALKED_TOGETHER = 3
 _DELETED_TOGETHER = 16
 
 
@@ -168,8 +165,7 @@ class TabletLog:
         self.base = NOTHING
         """The last base that was published."""
         self._kept: set[int] = set()
-        """Numbers of takeovers and seals above those that were trimmed, as far as they are known.
-        """
+        """Numbers of takeovers and seals, as far as they are known."""
         self._known_from = 1
         """The first number from which on `_kept` is complete."""
         self._appending: asyncio.Future[None] | None = None
@@ -196,28 +192,26 @@ class TabletLog:
 
         `first` is the base of a log that has no entry yet. `served_epoch` is the last one at which
         the tablet is known to have been served: finding only earlier ones is `StoreUnusable`, for
-        then entries are missing. After an error of the store, the same object may be tried again,
-        also one that has been the owner: another object with this epoch might be refused.
+        then entries are missing.
+
+        After an error of the store, the same object may try again, also one that was the owner:
+        another object with this epoch might be refused. Then the state has to be read again, which
+        may have a batch whose outcome was unknown.
         """
         if self._appending is not None:
             raise RuntimeError(f"{self.folder} is taken over while an entry is appended")
         self._broken = Unavailable(f"{self.folder} is being taken over")
-        begin = 0
-        while True:
-            last = await self._end(begin)
-            self._refuse(last, served_epoch)
-            entry = self._entry(
+
+        def claim(last: Entry | None) -> Entry:
+            self._require_successor(last, served_epoch)
+            return self._entry(
                 last.number + 1 if last else 1,
                 Kind.TAKEOVER,
                 last.base if last else first,
                 lease_seconds=max(self._lease_seconds, last.lease_seconds if last else 0.0),
             )
-            begin = entry.number
-            if await self._create(entry) is not None:
-                continue  # the former owner or another claimant was faster
-            if entry.number > (await self._floor()).number:
-                break
-            # The number was used and deleted before: nobody looks there.
+
+        last, entry = await self._follow(claim)
         self._wait_for_lease(last)
         self.number, self.base = entry.number, entry.base
         self._kept, self._known_from = {entry.number}, entry.number
@@ -229,52 +223,90 @@ class TabletLog:
         Raises `LogMoved` if there is an owner with a later epoch than this object's. Returns when
         the last owner's lease has run out.
         """
-        begin = 0
-        while True:
-            last = await self._end(begin)
+
+        def close(last: Entry | None) -> Entry:
             if last is None:
                 raise StoreUnusable(
                     f"{self._bucket.name}: the log {self.folder} has no entries, though its tablet "
                     "was served",
                     fault=StoreFault.DAMAGED,
                 )
-            if last.kind is Kind.SEAL:
-                break
-            if last.epoch > self.epoch:
-                raise LogMoved(f"{self.folder} has an owner at epoch {last.epoch}", last.epoch)
+            if last.kind is Kind.SEAL or last.epoch > self.epoch:
+                raise self._moved(last)
             lease_seconds = last.lease_seconds
             if last.writer == self.writer and last.kind is Kind.BATCH:
                 # The owner itself: it gives its lease up, and the former one's has run out.
                 lease_seconds = self._lease_seconds = 0.0
                 self._leased_until = -inf
-            seal = self._entry(last.number + 1, Kind.SEAL, last.base, lease_seconds=lease_seconds)
-            begin = seal.number
-            if await self._create(seal) is None and seal.number > (await self._floor()).number:
-                last = seal
-                break
-        self._wait_for_lease(last)
+            return self._entry(last.number + 1, Kind.SEAL, last.base, lease_seconds=lease_seconds)
+
+        try:
+            _, seal = await self._follow(close)
+        except LogMoved:
+            last = await self.end()
+            if last is None or last.kind is not Kind.SEAL:
+                raise
+            seal = last
+        self._wait_for_lease(seal)
         await self._reach(self._serves_at)
-        return last
+        return seal
 
     async def end(self) -> Entry | None:
-        """The last entry; None if there is none. May be called by anybody."""
-        return await self._end(0)
+        """The last entry, after which there was none during this call; None if the log had none.
+        May be called by anybody."""
+        floor = (await self._floor()).number
+        while True:
+            begin = await self._listed(floor)
+            last = await self._walk(begin)
+            floor = (await self._floor()).number
+            if (last.number if last else begin) > floor:
+                break
+            # What was found may have been created after it was deleted, and what was not found may
+            # have been deleted.
+        if last is None and begin > 1:
+            raise self._hole(self.folder, begin)
+        return last
 
     async def clear(self) -> None:
         """Deletes the entries of a sealed log that nobody needs, except for those that are kept."""
-        last = await self._end(0)
+        last = await self.end()
         if last is None or last.kind is not Kind.SEAL:
             raise RuntimeError(f"{self.folder} is cleared, and is not sealed")
         self._kept, self._known_from = {last.number}, last.number
         await self._delete_through(last.number - 1)
 
-    def _refuse(self, last: Entry | None, served_epoch: int) -> None:
+    async def _follow(self, make: Callable[[Entry | None], Entry]) -> tuple[Entry | None, Entry]:
+        """Creates what `make` returns for the last entry. Returns both. `make` raises if nothing
+        may follow."""
+        last, is_sure = await self.end(), True
+        while True:
+            try:
+                entry = make(last)
+            except (LogMoved, StoreUnusable):
+                if is_sure:
+                    raise
+                last, is_sure = await self.end(), True
+                continue
+            found = await self._create(entry)
+            if found is None and entry.number > (await self._floor()).number:
+                return last, entry
+            if found is not None:
+                # Another one was faster, perhaps an owner that never pauses. It would be so again
+                # and again if this looked at the floor before its next try, too.
+                last, is_sure = await self._walk(entry.number), False
+            if found is None or last is None:
+                # The number was used and deleted before: nobody looks there.
+                last, is_sure = await self.end(), True
+
+    def _require_successor(self, last: Entry | None, served_epoch: int) -> None:
         """Raises unless this claimant may follow an entry, or none."""
         epoch = last.epoch if last else 0
-        if last and last.kind is Kind.SEAL:
-            raise LogMoved(f"{self.folder} is sealed since epoch {epoch}", epoch)
-        if last and (epoch > self.epoch or (epoch == self.epoch and last.writer != self.writer)):
-            raise LogMoved(f"{self.folder} has an owner at epoch {epoch}", epoch)
+        if last and (
+            last.kind is Kind.SEAL
+            or epoch > self.epoch
+            or (epoch == self.epoch and last.writer != self.writer)
+        ):
+            raise self._moved(last)
         if epoch < served_epoch:
             raise StoreUnusable(
                 f"{self._bucket.name}: the log {self.folder} ends at epoch {epoch}, but its tablet "
@@ -282,25 +314,14 @@ class TabletLog:
                 fault=StoreFault.DAMAGED,
             )
 
-    async def _end(self, begin: int) -> Entry | None:
-        """The entry after which there was none during this call; None if the log had none at all.
-
-        Looks for it from `begin` on, a number that was there; or from where a list says, if that
-        may have been deleted.
-        """
-        floor = (await self._floor()).number
-        while True:
-            number = begin if begin > floor else await self._listed(floor)
-            last = None
-            while (entry := await self._find(number)) is not None:
-                last, number = entry, number + 1
-            floor = (await self._floor()).number
-            if (last.number if last else number) > floor:
-                break
-            # What was found may have been created after it was deleted, and what was not found may
-            # have been deleted.
-        if last is None and number > 1:
-            raise self._hole(self.folder, number)
+    async def _walk(self, begin: int) -> Entry | None:
+        """The last entry from a number on; None if there is none under that number."""
+        last = None
+        async with aclosing(self._read(self.folder, count(begin), _WALKED_TOGETHER)) as found:
+            async for _, entry in found:
+                if entry is None:
+                    break
+                last = entry
         return last
 
     async def _listed(self, floor: int) -> int:
@@ -312,7 +333,7 @@ class TabletLog:
             # Entries below the floor that are kept are not listed.
             page = await self._bucket.list(f"{self.folder}/log", after=self._key(number))
             if page:
-                number = int(page[-1].rpartition("/")[2])
+                number = self._number(page[-1])
             if len(page) < LISTED_MAX:
                 return max(number, floor + 1)
 
@@ -344,8 +365,10 @@ class TabletLog:
             entry = self._entry(
                 self.number + 1, Kind.BATCH, named, body, lease_seconds=self._lease_seconds
             )
-            self._successor = await self._append(entry)
-            self._require_ownership()
+            found = await self._append(entry)
+            if found is not None:
+                self._successor = found
+                raise self._moved(found)
             self.number, self.base = entry.number, named
             return entry.number
         finally:
@@ -404,17 +427,15 @@ class TabletLog:
             number, began = self.number, self._now()
             self.looks += 1
             is_free = await self._bucket.head(self._key(number + 1)) is None
-            if self.number != number:
-                continue
             if is_free:
-                # The former owner's entry under this number, and a takeover there or under the
-                # next one, would not have been deleted.
+                # Even if a successor had read and trimmed an entry of this owner's that is still
+                # without an answer, it would be there.
                 self._begin_lease(began)
                 return True
             if self._appending is not None:
                 # The object may be one's own, whose answer is not there yet.
                 await asyncio.wait([self._appending])
-            elif self._broken is None:
+            elif self.number == number and self._broken is None:
                 self._successor = await self._require(self.folder, number + 1)
         return False
 
@@ -430,20 +451,20 @@ class TabletLog:
         deleted = (await self._raise_floor(through)).deleted
         # The entry after the last that is deleted may be a takeover, too.
         unknown = range(deleted + 1, min(self._known_from, through + 2))
+        kept = set(self._kept)
         async with aclosing(self._read(self.folder, unknown)) as found:
-            async for _, entry in found:
+            async for number, entry in found:
                 if entry is not None and entry.kind is not Kind.BATCH:
-                    self._kept.add(entry.number)
+                    kept.add(number)
         numbers = [
             one
             for one in range(deleted + 1, through + 1)
-            if one not in self._kept and one + 1 not in self._kept
+            if one not in kept and one + 1 not in kept
         ]
         for first in range(0, len(numbers), _DELETED_TOGETHER):
             some = numbers[first : first + _DELETED_TOGETHER]
             await asyncio.gather(*(self._bucket.delete(self._key(one)) for one in some))
         await self._raise_floor(through, deleted=through)
-        self._kept = {one for one in self._kept if one > through}
         return len(numbers)
 
     # ------------------------------------------------------------------ reading
@@ -451,7 +472,7 @@ class TabletLog:
     async def entries(self, segment: Segment) -> AsyncGenerator[Entry, None]:
         """Entries of a log, in order. `StoreUnusable` if one is missing or damaged; `LogMoved` if
         it is missing because another owner needs it no more. Close it (`contextlib.aclosing`)."""
-        is_own = segment.folder == self.folder
+        kept = set[int]()
         numbers = range(segment.after + 1, segment.through + 1)
         async with aclosing(self._read(segment.folder, numbers)) as found:
             async for number, entry in found:
@@ -459,23 +480,24 @@ class TabletLog:
                     if self.number and not await self._look():
                         self._require_ownership()
                     raise self._hole(segment.folder, number)
-                if is_own and entry.kind is not Kind.BATCH:
-                    self._kept.add(number)
+                if entry.kind is not Kind.BATCH:
+                    kept.add(number)
                 yield entry
-        if is_own and segment.through + 1 >= self._known_from:
+        if segment.folder == self.folder and segment.through + 1 >= self._known_from:
+            self._kept |= kept
             self._known_from = min(self._known_from, segment.after + 1)
 
     async def _read(
-        self, folder: str, numbers: Iterable[int]
+        self, folder: str, numbers: Iterable[int], together: int = _READ_TOGETHER
     ) -> AsyncGenerator[tuple[int, Entry | None], None]:
-        """Entries in order, several of which are read at the same time."""
+        """Entries in order, `together` of which are read at the same time."""
         left = iter(numbers)
         ahead: list[tuple[int, asyncio.Task[Entry | None]]] = []
         try:
             while True:
                 ahead.extend(
                     (number, asyncio.create_task(self._find(number, folder)))
-                    for number in islice(left, _READ_AHEAD - len(ahead))
+                    for number in islice(left, together - len(ahead))
                 )
                 if not ahead:
                     return
@@ -577,6 +599,14 @@ class TabletLog:
     def _key(self, number: int) -> str:
         return _key(self.folder, number)
 
+    def _number(self, key: str) -> int:
+        name = key.rpartition("/")[2]
+        if len(name) != _NUMBER_DIGITS or not name.isdigit():
+            raise StoreUnusable(
+                f"{self._where(key)} is no entry of a log", fault=StoreFault.DAMAGED
+            )
+        return int(name)
+
     def _where(self, key: str) -> str:
         return f"{self._bucket.name}: {key}"
 
@@ -612,7 +642,8 @@ def decode(data: bytes, number: int, where: str) -> Entry:
             checkpoint, segments, included = header["base"]
             base = Base(checkpoint, tuple(Segment(*one) for one in segments), included)
             lease_seconds = float(header["lease_seconds"])
-            return Entry(number, Kind(kind), epoch, header["writer"], base, body, lease_seconds)
+            if 0.0 <= lease_seconds < inf:
+                return Entry(number, Kind(kind), epoch, header["writer"], base, body, lease_seconds)
     except (struct.error, ValueError, KeyError, TypeError):
         pass  # reported below, as any other damage
     raise StoreUnusable(

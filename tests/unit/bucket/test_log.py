@@ -22,7 +22,7 @@ from percolator.bucket.log import (
 from percolator.bucket.port import Doubtful, Head, Stored
 from percolator.errors import StoreUnusable, Unavailable
 from percolator.tasks import Tasks
-from tests.doubles.bucket_in_memory import BucketInMemory
+from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory
 from tests.unit.bucket.clocks import virtual_clock
 
 FOLDER = "tablets/7"
@@ -32,8 +32,8 @@ CALL_SECONDS = 5.0
 class Store(BucketInMemory):
     """Keeps all promises. A test may do something before, or after, a call on a key."""
 
-    def __init__(self) -> None:
-        super().__init__(virtual_clock(), random.Random(1), Tasks())
+    def __init__(self, faults: BucketFaults | None = None, seed: int = 1) -> None:
+        super().__init__(virtual_clock(), random.Random(seed), Tasks(), faults)
         self.before: dict[tuple[str, str], Callable[[], Awaitable[None]]] = {}
         self.after: dict[tuple[str, str], Callable[[], Awaitable[None]]] = {}
         self.listed: list[list[str]] = []
@@ -265,6 +265,13 @@ async def test_a_log_that_has_lost_its_end_is_not_taken_over(lost: list[int]) ->
             await store.log(epoch).take_over(served_epoch=2)
 
 
+async def test_an_object_that_is_no_entry_is_reported() -> None:
+    store = Store()
+    store.objects[f"{FOLDER}/log/readme"] = b""
+    with pytest.raises(StoreUnusable, match="tablets/7/log/readme is no entry of a log"):
+        await store.owner(1)
+
+
 # ------------------------------------------------------------ trimming
 
 
@@ -327,7 +334,8 @@ async def test_a_look_during_a_creation_is_not_deceived_by_a_successor_that_trim
     assert await appending == 3  # it is stored
 
 
-async def test_a_look_at_a_number_that_the_owner_itself_has_passed_proves_nothing() -> None:
+async def test_a_look_says_what_was_true_when_it_was_asked_for() -> None:
+    """Although the owner has appended meanwhile, and a successor has trimmed."""
     store = Store()
     former = await store.owner(1, b"a")
 
@@ -340,10 +348,47 @@ async def test_a_look_at_a_number_that_the_owner_itself_has_passed_proves_nothin
         assert key(3) not in store.objects
 
     store.before["head", key(3)] = meanwhile
-    # Its own entry, which began after the look was asked for, has proved it: that was the truth.
     assert await former.is_held()
-    store.before["head", key(5)] = silence
     assert not await former.is_held()
+
+
+async def test_two_trims_at_the_same_time_keep_what_has_to_be_kept() -> None:
+    store = Store()
+    await store.owner(1, b"a", b"b")  # 1 to 3
+    log = await store.owner(2, *[b"c"] * 6)  # 4 to 10
+    await entries(log)
+    await published(log)
+    store.before["delete", key(9)] = lambda: asyncio.sleep(1.0)
+    first = asyncio.create_task(log.trim())
+    await asyncio.sleep(0.5)
+    await published(log)
+    # It begins when the first one is not finished, and goes on when it is.
+    store.after["read", f"{FOLDER}/floor"] = lambda: asyncio.sleep(1.0)
+    await asyncio.gather(first, log.trim())
+    assert store.numbers() == [1, 3, 4, 12]
+
+
+async def _write(log: TabletLog) -> None:
+    for _ in range(1_000):
+        await log.append(b"a")
+
+
+@pytest.mark.parametrize("call", ["take over", "seal"])
+async def test_an_owner_that_never_pauses_is_taken_over_all_the_same(call: str) -> None:
+    tries = 0
+    for seed in range(20):
+        store = Store(BucketFaults(call_seconds=0.02), seed)
+        former = await store.owner(1)
+        log = store.log(2)
+
+        writing = asyncio.create_task(_write(former))
+        await asyncio.sleep(1.0)
+        before = former.number
+        await (log.take_over() if call == "take over" else log.seal())
+        with pytest.raises(LogMoved):
+            await writing
+        tries += former.number - before
+    assert tries < 20 * 50
 
 
 async def test_an_entry_that_was_on_its_way_when_the_look_was_asked_for_proves_nothing() -> None:
@@ -511,7 +556,7 @@ async def test_a_sealed_log_gets_no_more_entries() -> None:
     assert (sealed.number, sealed.kind) == (3, Kind.SEAL)
     with pytest.raises(LogMoved, match="is sealed at epoch 1"):
         await owner.append(b"b")
-    with pytest.raises(LogMoved, match="is sealed since epoch 1"):
+    with pytest.raises(LogMoved, match="is sealed at epoch 1"):
         await store.owner(2)
     assert await store.log(2).seal() == sealed
 
