@@ -113,7 +113,7 @@ def refusal_is_believed(patch: Patch) -> None:
     @in_place_of(patch, Bucket, "create")
     async def create(self: Bucket, key: str, data: bytes) -> Written:
         try:
-            await self._tried(lambda: self._attempts.create(key, data))
+            await self._tried(lambda: self._attempts.create(key, data), self._patience())
         except Refused:
             return Written(False, await self.read(key))
         except Doubtful:
@@ -128,7 +128,7 @@ def error_is_believed(patch: Patch) -> None:
     @in_place_of(patch, Bucket, "create")
     async def create(self: Bucket, key: str, data: bytes) -> Written:
         try:
-            await self._tried(lambda: self._attempts.create(key, data))
+            await self._tried(lambda: self._attempts.create(key, data), self._patience())
         except Refused:
             pass
         except Doubtful as error:
