@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from examples.demo.checking import WentWrong, check
-from examples.demo.gauges import RUNS, parsed, runs_by_observer
+from examples.demo.gauges import RUNS, Gauges, parsed, runs_by_observer
 from examples.demo.outages import OracleAndWorkerKilled
 from examples.demo.screen import Screen
 from examples.demo.state import LEADS, Latency, Runs, Server, State, Tablet
@@ -22,6 +23,7 @@ from examples.webindex.crawl import Crawl
 from examples.webindex.load import write
 from examples.webindex.observers import observers
 from percolator import aio
+from percolator.errors import ConflictError, NotExecuted, PercolatorError
 from percolator.services.local.cluster import LocalCluster
 from percolator.services.local.process import ServiceProcess
 from tests.unit.webindex.pipeline import clients
@@ -88,6 +90,24 @@ def test_what_does_not_answer_is_named_next_to_its_older_figures(state: State) -
     state.silent.add("serving table")
     assert line(state, 0.0).endswith("tablets served (no answer yet: serving table)")
     assert any(one.endswith("(no answer yet: serving table)") for one in seen(state))
+
+
+@pytest.mark.parametrize("error", [ConflictError("locked"), NotExecuted("no server")])
+async def test_a_look_that_fails_while_servers_are_dead_or_slow_is_repeated(
+    state: State, error: PercolatorError
+) -> None:
+    gauges = Gauges(Mock(), Mock(), state, Mock())
+    silent: list[bool] = []
+
+    async def ask() -> None:
+        silent.append("serving table" in state.silent)
+        if len(silent) == 1:
+            raise error
+
+    looking = asyncio.create_task(gauges._repeat("serving table", ask, 1.0))
+    await asyncio.sleep(2.5)
+    looking.cancel()
+    assert silent == [False, True, False]
 
 
 def test_a_state_of_which_nothing_is_known_yet_is_shown() -> None:
