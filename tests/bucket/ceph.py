@@ -73,8 +73,9 @@ osd_pool_default_pg_num = 4
 osd_pool_default_pg_autoscale_mode = off
 # Three copies on one machine.
 osd_crush_chooseleaf_type = 0
+# An OSD that is killed is noticed at once. One that is silent may lack the processor.
 osd_heartbeat_interval = 1
-osd_heartbeat_grace = 3
+osd_heartbeat_grace = 10
 mon_osd_min_down_reporters = 1
 # For so long, new buckets and accounts wait for a gateway that was killed.
 osd_client_watch_timeout = 3

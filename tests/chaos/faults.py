@@ -694,7 +694,7 @@ class FullDisk(Fault):
 OSD = "OSD"
 CEPH_GATEWAY = "gateway of Ceph"
 _STORE_DEAD_SECONDS_MAX = 8.0
-"""Ceph notices after 3 s that an OSD is dead. Until then, what is on it is not served."""
+"""Long enough that Ceph does without an OSD, and short enough that the copies on it are of use."""
 
 
 class KillOfStore(Fault):
