@@ -106,16 +106,22 @@ class Position(NamedTuple):
     folder: str
     number: int
     writer: str
+    checksum: int
+    """Of the body."""
+
+    @classmethod
+    def of(cls, folder: str, number: int, writer: str, body: bytes) -> Position:
+        return cls(folder, number, writer, zlib.crc32(body))
 
     def encode(self) -> bytes:
-        return f"{self.number} {self.writer} {self.folder}".encode()
+        return f"{self.number} {self.checksum} {self.writer} {self.folder}".encode()
 
     @classmethod
     def decode(cls, record: bytes) -> Position | None:
         """The position; None for any other bytes."""
         try:
-            number, writer, folder = record.decode().split(" ", 2)
-            return cls(folder, int(number), writer)
+            number, checksum, writer, folder = record.decode().split(" ", 3)
+            return cls(folder, int(number), writer, int(checksum))
         except ValueError:
             return None
 

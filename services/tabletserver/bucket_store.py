@@ -265,7 +265,7 @@ class BucketStorage:
             if then is None:
                 raise NotAppended(str(moved)) from moved
             return False
-        await self._apply(batch, number)
+        await self._apply(batch, number, body)
         if ready is not None:
             self._published(ready)
         self._count(len(body))
@@ -288,9 +288,10 @@ class BucketStorage:
             self._broken = "an append was given up"
             raise
 
-    async def _apply(self, batch: LoggedBatch, number: int) -> None:
+    async def _apply(self, batch: LoggedBatch, number: int, body: bytes) -> None:
         log = self._ownership.log
-        batch.writes.put(POSITION_KEY, Position(log.folder, number, log.writer).encode())
+        position = Position.of(log.folder, number, log.writer, body)
+        batch.writes.put(POSITION_KEY, position.encode())
         try:
             await self._cache.write(batch.writes)
         except BaseException as error:
@@ -389,7 +390,7 @@ class BucketStorage:
             ready = await self._uploaded()
         number = await self._append(b"", ready.base)
         # With the number of an entry that is not deleted, this server can use its cache again.
-        await self._apply(self.batch(), number)
+        await self._apply(self.batch(), number, b"")
 
 
 # All tablets of a server.
@@ -555,7 +556,8 @@ class BucketTabletStore:
             return 0
         async with aclosing(log.entries(Segment(log.folder, number - 1, number))) as entries:
             async for entry in entries:
-                return number if entry.writer == position.writer else 0
+                found = Position.of(log.folder, number, entry.writer, entry.body)
+                return number if found == position else 0
         return 0
 
     async def _checkpoint(self, base: Base) -> Checkpoint:
@@ -588,7 +590,9 @@ class BucketTabletStore:
                     put_changes(entry.body, writes)
                     is_last = entry.number == segment.through
                     if waiting and (is_last or waiting >= _REPLAYED_TOGETHER_BYTES):
-                        position = Position(segment.folder, entry.number, entry.writer)
+                        position = Position.of(
+                            segment.folder, entry.number, entry.writer, entry.body
+                        )
                         writes.put(POSITION_KEY, position.encode())
                         await cache.write(writes)
                         writes, waiting = cache.batch(), 0

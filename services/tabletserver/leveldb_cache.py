@@ -12,8 +12,9 @@ Rules, each with the failure that it prevents:
   may have lost a block in the middle of it, which LevelDB skips silently.
 - A snapshot has only tables that the copied MANIFEST names. Others may be unfinished: a compaction
   still writes them.
-- A snapshot is refused unless its MANIFEST says that all logs from before it are in tables. LevelDB
-  says nothing when a flush fails, and what a checkpoint includes is deleted from the tablet's log.
+- A snapshot is refused unless its MANIFEST says that all logs from before it are in tables. What a
+  checkpoint includes is deleted from the tablet's log, and LevelDB says nothing when a flush fails,
+  or when it has skipped one: that happens if it groups the flush with a write.
 """
 
 from __future__ import annotations
@@ -163,6 +164,9 @@ class _NewLevelDBCache:
         return await self._caches._open(self._directory, open_tablets, create=self._is_empty)
 
 
+_FLUSHES_MAX = 100
+
+
 class LevelDBCache(LevelDBStorage):
     """A LevelDB that is not synced."""
 
@@ -180,17 +184,14 @@ class LevelDBCache(LevelDBStorage):
     def _take(self) -> LevelDBSnapshot:
         """Blocks."""
         logs = self._logs()
-        self._flush()
-        while True:
-            try:
+        for _ in range(_FLUSHES_MAX):
+            self._flush()
+            with suppress(FileNotFoundError):  # a table was compacted away meanwhile
                 found = LevelDBSnapshot(self._directory, self._slow)
-            except FileNotFoundError:
-                continue  # a table of the MANIFEST was compacted away meanwhile
-            # LevelDB does not say when a flush fails, for example because the disk is full.
-            if any(number >= found.first_log for number in logs):
+                if all(number < found.first_log for number in logs):
+                    return found
                 found.close()
-                raise OSError("LevelDB has not flushed what was written to it")
-            return found
+        raise OSError("LevelDB has not flushed what was written to it")
 
     def _logs(self) -> list[int]:
         names = (name.partition(".") for name in os.listdir(self._directory))

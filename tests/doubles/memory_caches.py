@@ -13,8 +13,10 @@ from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.world import Random
 
 CURRENT = "CURRENT"
-_TABLES_MAX = 3
+_TABLES_MAX = 2
 """With more, they are compacted into one."""
+_COMPACTION_WRITES = 4
+"""A compaction lasts so many writes."""
 
 Changes = dict[bytes, bytes | None]
 
@@ -36,6 +38,7 @@ class CacheDisk(DurableMemory):
         """The table that is being written, and its content in the end."""
         self._merging = 0
         """How many tables it replaces."""
+        self._writes_left = 0
 
     async def sync(self) -> None:
         await self.step("append")
@@ -52,14 +55,13 @@ class CacheDisk(DurableMemory):
     def load(self, files: Mapping[str, bytes]) -> None:
         """Takes the files of a snapshot."""
         try:
-            self.finished = list(marshal.loads(files[CURRENT]))
-            self.files = {name: files[name] for name in self.finished}
-            self._number = max((int(name[:6]) for name in self.finished), default=0)
-            self.durable = {
-                key: value for key, value in self._merged().items() if value is not None
-            }
+            finished = list(marshal.loads(files[CURRENT]))
+            tables = {name: files[name] for name in finished}
+            durable = {key: value for key, value in _merged(tables).items() if value is not None}
         except (KeyError, ValueError, EOFError, TypeError) as error:
             raise StoreUnusable(f"no cache: {error!r}", fault=StoreFault.DAMAGED) from error
+        self.finished, self.files, self.durable = finished, tables, durable
+        self._number = max((int(name[:6]) for name in finished), default=0)
 
     def flush(self) -> None:
         """Moves the log into a table."""
@@ -72,6 +74,9 @@ class CacheDisk(DurableMemory):
     def _compact_a_bit(self) -> None:
         """Begins, or ends, to write a table in place of all others."""
         if self._compacting is not None:
+            self._writes_left -= 1
+            if self._writes_left:
+                return
             name, content = self._compacting
             self.files[name] = content
             for old in self.finished[: self._merging]:
@@ -80,20 +85,22 @@ class CacheDisk(DurableMemory):
             self._compacting = None
         elif len(self.finished) > _TABLES_MAX:
             self._merging = len(self.finished)
-            content = marshal.dumps(self._merged())
+            content = marshal.dumps(_merged({name: self.files[name] for name in self.finished}))
             name = self._next_name()
             self.files[name] = content[: len(content) // 2]
             self._compacting = name, content
-
-    def _merged(self) -> Changes:
-        found: Changes = {}
-        for name in self.finished:
-            found.update(marshal.loads(self.files[name]))
-        return found
+            self._writes_left = _COMPACTION_WRITES
 
     def _next_name(self) -> str:
         self._number += 1
         return f"{self._number:06}.ldb"
+
+
+def _merged(tables: Mapping[str, bytes]) -> Changes:
+    found: Changes = {}
+    for data in tables.values():
+        found.update(marshal.loads(data))
+    return found
 
 
 class MemorySnapshot:

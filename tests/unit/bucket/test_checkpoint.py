@@ -55,8 +55,8 @@ def test_other_bytes_than_those_of_a_checkpoint_are_refused_by_name(data: st.Dat
             Checkpoint.decode(damaged, "here")
 
 
-@pytest.mark.parametrize("record", [b"", b"7", b"7 w", b"w 7 f", b"\xff"])
+@pytest.mark.parametrize("record", [b"", b"7", b"7 1 w", b"w 7 1 f", b"\xff"])
 def test_a_position_that_cannot_be_read_is_none(record: bytes) -> None:
     assert Position.decode(record) is None
-    position = Position("tablets/1", 7, "w")
+    position = Position.of("tablets/1", 7, "w", b"body")
     assert Position.decode(position.encode()) == position

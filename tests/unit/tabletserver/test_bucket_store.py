@@ -6,6 +6,7 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -328,7 +329,10 @@ async def test_a_cache_older_than_the_checkpoint_is_thrown_away(few: Scene) -> N
     assert content(await machine.serve(epoch=3)) == content(other)
 
 
-async def test_a_cache_that_the_log_does_not_prove_is_thrown_away(many: Scene) -> None:
+@pytest.mark.parametrize("change", [{"writer": "another"}, {"checksum": 1}, {"number": 99}])
+async def test_a_cache_that_the_log_does_not_prove_is_thrown_away(
+    many: Scene, change: dict[str, Any]
+) -> None:
     """For example after the bucket was restored from a copy: others have written the numbers."""
     machine = many.machine()
     storage = await machine.serve()
@@ -336,7 +340,7 @@ async def test_a_cache_that_the_log_does_not_prove_is_thrown_away(many: Scene) -
     record = machine.disks[1].durable[POSITION_KEY]
     position = Position.decode(record)
     assert position is not None
-    machine.disks[1].durable[POSITION_KEY] = position._replace(writer="another").encode()
+    machine.disks[1].durable[POSITION_KEY] = position._replace(**change).encode()
     machine.disks[1].durable[b"b"] = b"never written"
     machine.start()
     assert content(await machine.serve(epoch=2)) == {"a": "1"}

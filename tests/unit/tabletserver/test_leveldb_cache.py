@@ -18,6 +18,7 @@ from percolator.services.tabletserver.leveldb_cache import (
     LevelDBCaches,
     parse_manifest,
 )
+from percolator.services.tabletserver.storage import Budget
 
 pytestmark = pytest.mark.real_time
 
@@ -96,6 +97,48 @@ async def test_snapshots_taken_during_compactions_are_whole(
     copy = await copied(caches, cache)
     await compacting
     assert dict(copy.iterate(b"", b"z")) == written
+    await copy.close()
+    await cache.close()
+
+
+async def test_a_snapshot_taken_amid_writes_has_everything_from_before(
+    tmp_path: Path, pool: DiskThreads
+) -> None:
+    """LevelDB skips a flush that it groups with a write which waits for an earlier flush."""
+    small = Budget(write_buffers_bytes=100_000)
+    caches = LevelDBCaches(tmp_path, pool, random.Random(), boot="boot", budget=small)
+    cache = await fresh(caches)
+    written = 0
+
+    async def keep_writing() -> None:
+        nonlocal written
+        while written < 400:
+            await put_all(cache, {b"%06d" % (written + 1): os.urandom(60_000)})
+            written += 1
+
+    writing = asyncio.ensure_future(keep_writing())
+    while not writing.done():
+        before = written
+        copy = await copied(caches, cache)
+        found = sum(1 for _ in copy.iterate(b"", b"z"))
+        assert before <= found <= written + 1
+        await copy.close()
+    await writing
+    await cache.close()
+
+
+async def test_a_flush_that_leveldb_skips_is_repeated(
+    tmp_path: Path, pool: DiskThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caches = caches_in(tmp_path, pool)
+    cache = await fresh(caches)
+    await put_all(cache, {b"a": b"1"})
+    correct, skipped = LevelDBCache._flush, [0, 1]
+    monkeypatch.setattr(LevelDBCache, "_flush", lambda self: skipped.pop() or correct(self))
+    copy = await copied(caches, cache)
+    assert not skipped
+    assert copy.get(b"a") == b"1"
+    monkeypatch.undo()
     await copy.close()
     await cache.close()
 
