@@ -14,7 +14,7 @@ All rules are in `percolator/bucket/port.py`. How long an attempt may take:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from copy import copy
 from typing import NamedTuple, TypeVar
 
@@ -23,6 +23,7 @@ from percolator.bucket.port import (
     Attempts,
     Doubtful,
     Head,
+    Listed,
     Refused,
     Stored,
     require_key,
@@ -110,9 +111,9 @@ class Bucket:
         require_key(key)
         return await self._answer("head", key, lambda: self._attempts.head(key), self._patience())
 
-    async def list(self, folder: str, *, after: str = "", limit: int = LISTED_MAX) -> list[str]:
-        """The first keys, in order, that begin with `folder` and a slash, or of all keys if there
-        is no folder. They may lag behind."""
+    async def list(self, folder: str, *, after: str = "", limit: int = LISTED_MAX) -> list[Listed]:
+        """The first objects, in the order of their keys, below `folder`, or of all if there is no
+        folder. They may lag behind."""
         if folder:
             require_key(folder, "folder")
         if not 1 <= limit <= LISTED_MAX:
@@ -120,6 +121,17 @@ class Bucket:
         return await self._answer(
             "list", folder, lambda: self._attempts.list(folder, after, limit), self._patience()
         )
+
+    async def all(self, folder: str) -> AsyncGenerator[Listed, None]:
+        """All objects below `folder`, as `list` shows them. Close it (`contextlib.aclosing`)."""
+        after = ""
+        while True:
+            page = await self.list(folder, after=after)
+            for one in page:
+                yield one
+            if len(page) < LISTED_MAX:
+                return
+            after = page[-1].key
 
     async def delete(self, key: str) -> None:
         """Deletes the object if there is one. No creation of it may be on its way, or follow."""

@@ -333,7 +333,7 @@ class TabletLog:
             # Entries below the floor that are kept are not listed.
             page = await self._bucket.list(f"{self.folder}/log", after=self._key(number))
             if page:
-                number = self._number(page[-1])
+                number = self._number(page[-1].key)
             if len(page) < LISTED_MAX:
                 return max(number, floor + 1)
 

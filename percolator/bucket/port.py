@@ -50,6 +50,13 @@ class Head(NamedTuple):
     size: int
 
 
+class Listed(NamedTuple):
+    """An object as a list shows it."""
+
+    key: str
+    size: int
+
+
 class Refused(Exception):
     """The store says that a condition does not hold. No proof of that: see the module's rules."""
 
@@ -78,9 +85,9 @@ class Attempts(Protocol):
     async def head(self, key: str) -> Head | None:
         """The object's tag and size; None if the key has none."""
 
-    async def list(self, folder: str, after: str, limit: int) -> list[str]:
-        """The first keys, in order, that begin with `folder` and a slash, and are above `after`.
-        Without a folder, those of all keys."""
+    async def list(self, folder: str, after: str, limit: int) -> list[Listed]:
+        """The first objects, in the order of their keys, whose keys begin with `folder` and a
+        slash, and are above `after`. Without a folder, those of all keys."""
 
     async def delete(self, key: str) -> None:
         """Deletes the object if there is one."""

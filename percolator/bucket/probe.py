@@ -164,7 +164,7 @@ class Probe:
             read = await self._timed("read", self._read(key))
             if why := _differs(read, data, "the creation", is_late=True):
                 return why
-            listed = await self._timed("list", bucket.list(f"{self._folder}/visible"))
+            listed = await self._timed("list", self._listed())
             if listed != made:
                 missing = set(made) - set(listed)
                 return (
@@ -172,12 +172,12 @@ class Probe:
                     if missing
                     else "a list has keys out of order, or that were never created"
                 )
-        if await bucket.list(f"{self._folder}/visible", after=made[0]) != made[1:]:
+        if await self._listed(after=made[0]) != made[1:]:
             return "a list of the keys above one has others, too, or lacks some"
         await bucket.delete(made[0])
         if await bucket.read(made[0]) is not None or await bucket.head(made[0]) is not None:
             return "it found an object after it had been deleted"
-        if await bucket.list(f"{self._folder}/visible") != made[1:]:
+        if await self._listed() != made[1:]:
             return "a list after a deletion has the deleted object, or lacks others"
         return ""
 
@@ -192,6 +192,9 @@ class Probe:
         """Bytes that nobody else writes."""
         self._numbers += 1
         return f"{self._folder} {self._numbers}".encode().ljust(_BYTES, b".")
+
+    async def _listed(self, after: str = "") -> list[str]:
+        return [one.key for one in await self._bucket.list(f"{self._folder}/visible", after=after)]
 
     async def _read(self, key: str) -> bytes | None:
         found = await self._bucket.read(key)

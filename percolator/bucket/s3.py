@@ -23,7 +23,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import S3Store
 
 from percolator.bucket.place import BucketPlace
-from percolator.bucket.port import Doubtful, Head, Refused, Stored
+from percolator.bucket.port import Doubtful, Head, Listed, Refused, Stored
 from percolator.bucket.settings import Settings, rules_for, versioning_of
 from percolator.errors import (
     InvalidArgument,
@@ -127,13 +127,13 @@ class S3Attempts:
             return None
         return Head(_tag(found["e_tag"]), found["size"])
 
-    async def list(self, folder: str, after: str, limit: int) -> list[str]:
-        """The first keys of a folder, in the order in which the store lists them."""
+    async def list(self, folder: str, after: str, limit: int) -> list[Listed]:
+        """The first objects of a folder, in the order in which the store lists them."""
         try:
             # A part ends before the list does only if it is full, however many calls it takes.
             parts = self._store.list(folder or None, offset=after or None, chunk_size=limit)
             async for part in parts:
-                return [one["path"] for one in part]
+                return [Listed(one["path"], one["size"]) for one in part]
         except _FAILURES as error:
             raise self._meaning(error) from error
         return []

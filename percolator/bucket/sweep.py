@@ -27,12 +27,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import aclosing
 from typing import NamedTuple
 
 from percolator.bucket.bucket import Bucket
 from percolator.bucket.checkpoint import TABLETS, FileKey, all_done, read_checkpoint, tablet_folder
 from percolator.bucket.log import Entry, Kind, TabletLog
-from percolator.bucket.port import LISTED_MAX
 from percolator.world import Clock, Random
 
 GRACE_SECONDS = 3600.0
@@ -146,18 +146,14 @@ class Sweep:
     async def _listed(self) -> dict[str, list[str]]:
         """Files and checkpoints by folder; a folder with a log alone has none."""
         files: dict[str, list[str]] = {}
-        after = ""
-        while True:
-            page = await self._bucket.list(TABLETS, after=after)
-            for key in page:
+        async with aclosing(self._bucket.all(TABLETS)) as listed:
+            async for key, _ in listed:
                 match = _FOLDER.fullmatch(key)
                 if match is not None:
                     of_folder = files.setdefault(match[1], [])
                     if FileKey.parse(key) is not None:
                         of_folder.append(key)
-            if len(page) < LISTED_MAX:
-                return files
-            after = page[-1]
+        return files
 
     @staticmethod
     def _dead(found: _Found, folder: str) -> Iterable[str]:

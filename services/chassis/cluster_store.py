@@ -654,8 +654,10 @@ class BucketClusterStore:
 
     async def _refuse_foreign(self) -> None:
         """What a list lacks is not found. But who has lost an identity lost it a while ago."""
-        keys = await self.large.list("")
-        foreign = [key for key in keys if key != FILE_NAME and not key.startswith(_PROBES)]
+        listed = await self.large.list("")
+        foreign = [
+            one.key for one in listed if one.key != FILE_NAME and not one.key.startswith(_PROBES)
+        ]
         # Another master may have created it meanwhile, and begun to work.
         if foreign and await self.large.head(FILE_NAME) is None:
             raise InvalidArgument(

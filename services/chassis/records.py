@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import structlog
 
 from percolator.bucket.bucket import Bucket
-from percolator.bucket.port import LISTED_MAX, Stored, require_key
+from percolator.bucket.port import Stored, require_key
 from percolator.codecs.values import after_prefix
 from percolator.errors import (
     InvalidArgument,
@@ -307,7 +307,8 @@ class BucketRecords:
     - A long value is deleted only if a version with at least its number is there that does not name
       it: only that version could have been the first to name it. Otherwise, a process that was
       paused would delete what its successor is about to name. If its creation arrives once more
-      after that, nothing names it, and a later change deletes it.
+      after that, nothing names it. So each change that replaces a long value deletes all of them
+      that a list shows, not only the one that it has replaced.
     - A long value that is gone is looked for once more, by the record as it is then. Otherwise, a
       reader that met a change would take the record for damaged.
     """
@@ -323,8 +324,6 @@ class BucketRecords:
         else changes them, a change needs no look."""
         self._read_last: dict[tuple[str, bytes], tuple[LongValue, bytes]] = {}
         """The long values that were read last, by record and column: they do not change."""
-        self._swept: set[str] = set()
-        """Records of which long values that others have left have been deleted."""
         self._tasks = Tasks()
 
     async def read(self, key: bytes, columns: Sequence[bytes]) -> Cells:
@@ -356,14 +355,12 @@ class BucketRecords:
     async def all(self, prefix: bytes, column: bytes) -> Mapping[bytes, bytes]:
         first = _key(prefix)
         folder = first.rpartition("/")[0]
-        names, after = list[str](), ""
+        names = list[str]()
         try:
-            while True:
-                page = await self._bucket.list(folder, after=after)
-                names += [name for name in page if name.startswith(first)]
-                if len(page) < LISTED_MAX:
-                    break
-                after = page[-1]
+            async with aclosing(self._bucket.all(folder)) as listed:
+                async for name, _ in listed:
+                    if name.startswith(first):
+                        names.append(name)
         except PercolatorError as error:
             raise unusable(error, "the bucket") from error
         rest = [name.removeprefix(first).encode() for name in names]
@@ -378,9 +375,6 @@ class BucketRecords:
         for _ in range(_RACES_MAX):
             if (None if found is None else found.columns.get(seen.column)) != seen.value:
                 return False
-            # Long values of an attempt that fails are left behind.
-            was_swept = name in self._swept
-            self._swept.discard(name)
             new = await self._made(name, found, changes)
             data = new.encode(self._unique())
             try:
@@ -395,8 +389,6 @@ class BucketRecords:
             there = self._decoded(name, made.found)
             if made.is_own and there is not None:
                 self._own[name] = there
-                if was_swept:
-                    self._swept.add(name)
                 self._clear_up(name, found, there)
                 return True
             found = there
@@ -472,34 +464,28 @@ class BucketRecords:
     # ------------------------------------------------------------------ long values not needed
 
     def _clear_up(self, name: str, former: Version | None, new: Version) -> None:
-        before = set() if former is None else _named(former)
-        replaced = before - _named(new)
-        if replaced and name not in self._swept:
-            self._swept.add(name)
-            self._tasks.start(self._sweep(name, new), name=f"sweep {name}")
-        elif replaced:
-            self._tasks.start(self._delete(replaced), name=f"clear up {name}")
+        replaced = (set() if former is None else _named(former)) - _named(new)
+        if replaced:
+            self._tasks.start(self._sweep(name, replaced, new), name=f"sweep {name}")
 
-    async def _sweep(self, name: str, present: Version) -> None:
-        """Deletes what is not needed any more, also of processes that died meanwhile. What a list
-        lacks is left to the next process."""
-        folder = _values(name)
+    async def _sweep(self, name: str, replaced: set[str], present: Version) -> None:
+        """Deletes long values that are not needed any more: what this process has replaced, and
+        what was left by failed deletions, by creations that arrived late, and by the dead. What a
+        list lacks is left to a later change."""
+        former, folder = set(replaced), _values(name)
         try:
-            listed = await self._bucket.list(folder)
+            async with aclosing(self._bucket.all(folder)) as listed:
+                async for key, _ in listed:
+                    number = _NUMBER.search(key)
+                    if number is not None and int(number[1]) <= present.number:
+                        former.add(key)
         except PercolatorError as error:
             _log.info("long values of earlier versions not listed", folder=folder, error=str(error))
-            return
-        former = {
-            key for key in listed if (of := _NUMBER.search(key)) and int(of[1]) <= present.number
-        }
-        await self._delete(former - _named(present))
-
-    async def _delete(self, keys: set[str]) -> None:
-        for key in sorted(keys):
+        for key in sorted(former - _named(present)):
             try:
                 await self._bucket.delete(key)
             except PercolatorError as error:
-                # The only cost is space.
+                # The only cost is space, until the next change.
                 _log.info("a long value of an earlier version not deleted", error=str(error))
                 return
 

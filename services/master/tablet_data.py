@@ -130,7 +130,7 @@ class BucketTablets:
 
     async def newer_than(self, next_id: int) -> str | None:
         found = await self._bucket.list(TABLETS, after=tablet_folder(next_id - 1) + "/~", limit=1)
-        return f"{self._bucket.name}: {found[0]}" if found else None
+        return f"{self._bucket.name}: {found[0].key}" if found else None
 
     async def remove(
         self,

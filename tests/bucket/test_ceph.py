@@ -311,7 +311,7 @@ async def audit(bucket: Bucket, done: list[Done]) -> None:
         assert one.own == mine
     listed: list[str] = []
     while page := await bucket.list("log", after=listed[-1] if listed else ""):
-        listed += page
+        listed += [one.key for one in page]
     assert listed == [key_of(number) for number in range(length)]
     counter = await bucket.read(COUNTER)
     assert counter is not None

@@ -73,14 +73,17 @@ async def test_a_head_has_the_tag_and_the_size_of_what_a_read_returns(attempts: 
     assert head == (read.tag, 4)
 
 
-async def test_a_list_has_the_first_keys_of_a_folder_in_order(attempts: Attempts) -> None:
+async def test_a_list_has_the_first_keys_of_a_folder_in_order_with_sizes(
+    attempts: Attempts,
+) -> None:
     for key in ("log/3", "log/1", "log/2/part", "logs/1", "lo", "log/10"):
         await attempts.create(key, key.encode())
-    assert await attempts.list("log", "", 10) == ["log/1", "log/10", "log/2/part", "log/3"]
-    assert await attempts.list("log", "log/1", 2) == ["log/10", "log/2/part"]
+    everything = [(key, len(key)) for key in ("log/1", "log/10", "log/2/part", "log/3")]
+    assert await attempts.list("log", "", 10) == everything
+    assert await attempts.list("log", "log/1", 2) == everything[1:3]
     assert await attempts.list("log", "log/3", 10) == []
     assert await attempts.list("nothing", "", 10) == []
-    assert await attempts.list("", "", 2) == ["lo", "log/1"]
+    assert await attempts.list("", "", 2) == [("lo", 2), ("log/1", 5)]
 
 
 async def test_a_deleted_object_is_gone_and_may_be_deleted_again(attempts: Attempts) -> None:
@@ -89,7 +92,7 @@ async def test_a_deleted_object_is_gone_and_may_be_deleted_again(attempts: Attem
     for _ in range(2):
         await attempts.delete("old/1")
         assert await attempts.read("old/1") is None
-        assert await attempts.list("old", "", 10) == ["old/2"]
+        assert await attempts.list("old", "", 10) == [("old/2", 1)]
 
 
 async def test_of_many_who_create_one_key_at_once_one_wins(attempts: Attempts) -> None:

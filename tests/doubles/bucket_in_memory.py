@@ -16,13 +16,14 @@ from typing import TypeVar
 
 from sortedcontainers import SortedDict
 
-from percolator.bucket.port import Doubtful, Head, Refused, Stored
+from percolator.bucket.port import Doubtful, Head, Listed, Refused, Stored
 from percolator.bucket.settings import Settings
 from percolator.tasks import Tasks
 from percolator.world import Clock, Random
 
 T = TypeVar("T")
 Keys = list[str]
+Page = list[Listed]
 
 _DRAWN = (
     "lost_request",
@@ -99,9 +100,10 @@ class BucketInMemory:
         found = await self._attempt(lambda: self._read(key))
         return Head(found.tag, len(found.data)) if found else None
 
-    async def list(self, folder: str, after: str, limit: int) -> Keys:
-        """The first keys of a folder, perhaps as they were a while ago."""
-        return await self._attempt(lambda: self._list(folder, after, limit))
+    async def list(self, folder: str, after: str, limit: int) -> Page:
+        """The first objects of a folder, perhaps as they were a while ago."""
+        keys = await self._attempt(lambda: self._list(folder, after, limit))
+        return [Listed(key, len(self.objects.get(key, b""))) for key in keys]
 
     async def delete(self, key: str) -> None:
         """Deletes the object if there is one."""

@@ -20,7 +20,7 @@ from percolator.services.master.master import ROLE as MASTER_ROLE
 from percolator.services.oracle.oracle import ROLE as ORACLE_ROLE
 from percolator.tasks import Tasks
 from percolator.world import Random, World
-from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory, Keys
+from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory, Page
 from tests.simulation.disks import SimulatedFiles
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.process import Incarnation
@@ -116,7 +116,7 @@ class _Reached:
     async def head(self, key: str) -> Head | None:
         return await self._asked("head", self._model.head(key))
 
-    async def list(self, folder: str, after: str, limit: int) -> Keys:
+    async def list(self, folder: str, after: str, limit: int) -> Page:
         return await self._asked("list", self._model.list(folder, after, limit))
 
     async def delete(self, key: str) -> None:

@@ -19,10 +19,10 @@ from percolator.bucket.log import (
     Segment,
     TabletLog,
 )
-from percolator.bucket.port import Doubtful, Head, Stored
+from percolator.bucket.port import Doubtful, Head, Listed, Stored
 from percolator.errors import StoreUnusable, Unavailable
 from percolator.tasks import Tasks
-from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory
+from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory, Page
 from tests.unit.bucket.clocks import virtual_clock
 
 FOLDER = "tablets/7"
@@ -78,9 +78,9 @@ class Store(BucketInMemory):
         await self._do(self.before, "head", key)
         return await super().head(key)
 
-    async def list(self, folder: str, after: str, limit: int) -> list[str]:
+    async def list(self, folder: str, after: str, limit: int) -> Page:
         if self.listed:
-            return self.listed.pop(0)
+            return [Listed(key, 0) for key in self.listed.pop(0)]
         return await super().list(folder, after, limit)
 
     async def delete(self, key: str) -> None:

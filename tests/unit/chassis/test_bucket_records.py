@@ -24,7 +24,7 @@ from percolator.services.chassis.records import BucketRecords, Seen
 from percolator.tasks import Tasks
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.world import World
-from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory, Keys
+from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory, Keys, Page
 from tests.simulation.virtual_time import VirtualClock
 
 EVERY_FAULT = BucketFaults(
@@ -79,7 +79,7 @@ class Model(BucketInMemory):
             await self.before_read(key)
         return await super().read(key)
 
-    async def list(self, folder: str, after: str, limit: int) -> Keys:
+    async def list(self, folder: str, after: str, limit: int) -> Page:
         self.calls["list"] += 1
         return await super().list(folder, after, limit)
 
@@ -206,7 +206,7 @@ async def test_a_process_that_was_paused_does_not_delete_what_its_successor_is_a
     listing = asyncio.Event()
     list_now = model.list
 
-    async def late(folder: str, after: str, limit: int) -> Keys:
+    async def late(folder: str, after: str, limit: int) -> Page:
         await listing.wait()
         return await list_now(folder, after, limit)
 

@@ -17,6 +17,7 @@ from percolator.bucket import sweep as module
 from percolator.bucket.bucket import Bucket
 from percolator.bucket.checkpoint import FileKey, tablet_folder
 from percolator.bucket.log import TabletLog
+from percolator.bucket.port import Listed
 from percolator.bucket.sweep import Sweep, Swept
 from percolator.errors import NotReady, PercolatorError, StoreUnusable
 from percolator.services.master.cluster_map import ClusterMap, Table, Tablet
@@ -191,8 +192,9 @@ async def test_a_tablet_that_no_list_shows_yet_keeps_its_files(
         await quiet(child)
     correct = few.objects.list
 
-    async def late(folder: str, after: str, limit: int) -> list[str]:
-        return [key for key in await correct(folder, after, limit) if tablet_folder(2) not in key]
+    async def late(folder: str, after: str, limit: int) -> list[Listed]:
+        listed = await correct(folder, after, limit)
+        return [one for one in listed if tablet_folder(2) not in one.key]
 
     monkeypatch.setattr(few.objects, "list", late)
     await made(few, grace_seconds=0.0).run([2], [1], leads)
