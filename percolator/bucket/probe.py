@@ -72,7 +72,14 @@ class Probe:
         settings = await self._bucket.settings()
         if not any(one.startswith("lifecycle") for one in settings.untold):
             yield Verdict("no rule removes or archives objects", "; ".join(settings.removing))
-        self.warnings = _warnings(settings, is_broken=is_broken)
+        self.warnings = warnings_of(settings)
+        if is_broken and settings.versioning == "Enabled":
+            self.warnings.append(f"versioning may be why promises are not kept: {VERSIONING}")
+
+    async def broken_condition(self) -> str:
+        """The same about conditions alone, by a few calls: the store's conduct, if it ignores one;
+        empty if it keeps both."""
+        return await self._created_once() or await self._wrong_tag()
 
     def median_seconds(self) -> dict[str, float]:
         """How long each kind of call took, without rivals; deletions once all is cleaned up."""
@@ -207,7 +214,13 @@ class Probe:
         return done
 
 
-def _warnings(settings: Settings, *, is_broken: bool) -> list[str]:
+VERSIONING = (
+    "radosgw ignores conditions in a bucket that keeps versions. Use another one, or suspend it"
+)
+
+
+def warnings_of(settings: Settings) -> list[str]:
+    """What is no danger for the data, but costs money, or was not told."""
     found = [
         f"the store did not tell the bucket's {setting}: look yourself that nothing removes or "
         "archives objects, and that no versions are kept"
@@ -217,11 +230,6 @@ def _warnings(settings: Settings, *, is_broken: bool) -> list[str]:
         found.append(
             "the bucket keeps all versions of an object (versioning): what is deleted or replaced "
             "stays and is billed, until a rule with NoncurrentVersionExpiration removes it"
-        )
-    if settings.versioning == "Enabled" and is_broken:
-        found.append(
-            "versioning may be why promises are not kept: radosgw ignores conditions in a bucket "
-            "that keeps versions. Use another one, or suspend it"
         )
     return found
 

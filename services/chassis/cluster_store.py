@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import structlog
 from structlog.stdlib import BoundLogger
 
 from percolator.bigtable.admin import delete_table, has_table, require_table
@@ -19,10 +20,13 @@ from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
 from percolator.bucket.bucket import Bucket
 from percolator.bucket.port import Attempts, Stored
+from percolator.bucket.probe import VERSIONING, Probe, warnings_of
+from percolator.bucket.settings import Settings
 from percolator.errors import (
     InvalidArgument,
     InvariantViolation,
     PercolatorError,
+    PermissionDenied,
     SchemaError,
     StoreFault,
     StoreUnusable,
@@ -536,6 +540,7 @@ class RowClusterStore:
         return error
 
 
+_log = structlog.get_logger("percolator.bucket")
 _PROBES = "check-"
 """`percolator store check` leaves objects below such a folder if it cannot delete them."""
 _ATTEMPT_SECONDS = 1.0
@@ -556,14 +561,25 @@ class BucketClusterStore:
 
     The identity is an object that is created once, `cluster.json`, as the file in a directory is:
     of several masters that start at once on an empty prefix, exactly one creates it.
+
+    A bucket is refused, before anything lasting is in it, if it ignores conditions, if rules of its
+    lifecycle would remove objects, or if the prefix is inside that of another cluster. Once there
+    is a cluster, such a rule is an error in the log and in the master's metrics: the rule works as
+    well while nothing serves.
     """
 
     silence_seconds = 6.0
 
-    def __init__(self, attempts: Attempts, world: World) -> None:
+    def __init__(self, attempts: Attempts, world: World, outer: Sequence[Attempts] = ()) -> None:
         """`attempts` do not give up before they are told to: a long value may take half a
-        minute."""
+        minute. `outer` reaches the same bucket at each shorter prefix."""
         self._world = world
+        self._outer = [
+            self._patient(one, _LONG_ATTEMPT_SECONDS, _PATIENCE_SECONDS) for one in outer
+        ]
+        self.dangers: tuple[str, ...] = ()
+        """Rules by which the bucket removes or archives objects, as they were last told."""
+        self._told: set[str] = set()
         self._bucket = self._patient(attempts, _ATTEMPT_SECONDS, _PATIENCE_SECONDS)
         long = self._patient(attempts, _LONG_ATTEMPT_SECONDS, _LONG_PATIENCE_SECONDS)
         self.large = long
@@ -578,8 +594,17 @@ class BucketClusterStore:
 
     async def establish_identity(self) -> ClusterIdentity:
         found = await self._found()
+        settings = await self.look_at_settings()
         if found is None:
             await self._refuse_foreign()
+            await self._refuse_inner()
+            if settings.removing:
+                raise InvalidArgument(
+                    "store", f"{self.name} would lose objects: {'; '.join(settings.removing)}"
+                )
+        if found is None or settings.versioning == "Enabled":
+            await self._refuse_careless(settings)
+        if found is None:
             content = _new_identity(self._world.random)
             # Another master may have been faster: then its identity counts.
             made = await self.large.create(FILE_NAME, (json.dumps(content) + "\n").encode())
@@ -600,7 +625,22 @@ class BucketClusterStore:
             )
         if cluster_id:
             require_same_cluster(found, self.name, cluster_id)
+        await self.look_at_settings()
         self._identity = found
+
+    async def look_at_settings(self) -> Settings:
+        """Settings of the bucket. Logs each danger and warning once."""
+        settings = await self.large.settings()
+        self.dangers = settings.removing
+        for danger in settings.removing:
+            if danger not in self._told:
+                _log.error("the bucket will lose objects", store=self.name, rule=danger)
+        warnings = warnings_of(settings)
+        for warning in warnings:
+            if warning not in self._told:
+                _log.warning("a setting of the bucket", store=self.name, warning=warning)
+        self._told = {*settings.removing, *warnings}
+        return settings
 
     def coordinator(self, times: CoordinatorTimes) -> RecordCoordinator:
         """Heartbeats and looks are as rare as the grace period allows: each call is paid for."""
@@ -666,6 +706,35 @@ class BucketClusterStore:
                 "cluster begins in an empty bucket, or below a prefix of its own",
             )
 
+    async def _refuse_inner(self) -> None:
+        for bucket in self._outer:
+            try:
+                is_there = await bucket.head(FILE_NAME) is not None
+            except PermissionDenied:
+                continue  # an account for one prefix does not see others
+            if is_there:
+                raise InvalidArgument(
+                    "store",
+                    f"{self.name} is inside {bucket.name}, which belongs to a cluster: choose a "
+                    "prefix beside it",
+                )
+
+    async def _refuse_careless(self, settings: Settings) -> None:
+        """Otherwise, two owners of a tablet would both acknowledge what only one of them has."""
+        folder = f"{_PROBES}{self._world.random.getrandbits(64):016x}"
+        probe = Probe(self.large, self._world.clock, folder)
+        try:
+            broken = await probe.broken_condition()
+        finally:
+            await probe.clean_up()
+        if broken:
+            hint = f". {VERSIONING}" if settings.versioning == "Enabled" else ""
+            raise InvalidArgument(
+                "store",
+                f"{self.name}: {broken}: a cluster would lose data there; `percolator store check` "
+                f"tells more{hint}",
+            )
+
     def _patient(self, attempts: Attempts, attempt_seconds: float, seconds: float) -> Bucket:
         return Bucket(
             attempts,
@@ -690,8 +759,11 @@ def opened_bucket(host: Host[StoreSettingsT]) -> BucketClusterStore:
         raise InvalidArgument(
             "store", f"buckets need the extra percolator-store[bucket]: {error}"
         ) from None
+    made = partial(s3_attempts, attempt_seconds=_LONG_PATIENCE_SECONDS)
+    names = place.prefix.split("/") if place.prefix else []
+    outer = ["/".join(names[:count]) for count in range(len(names))]
     return BucketClusterStore(
-        s3_attempts(place, attempt_seconds=_LONG_PATIENCE_SECONDS), host.world
+        made(place), host.world, [made(replace(place, prefix=one)) for one in outer]
     )
 
 

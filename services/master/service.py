@@ -172,10 +172,17 @@ _KIND_PREFIX = "SERVICE_KIND_"
 class MasterMetrics(Collector):
     """Collects `percolator_master_*`."""
 
-    def __init__(self, own_address: str, registry: Registry, master: Master[Any, Any]) -> None:
+    def __init__(
+        self,
+        own_address: str,
+        registry: Registry,
+        master: Master[Any, Any],
+        store: ClusterStore,
+    ) -> None:
         self._own_address = own_address
         self._registry = registry
         self._master = master
+        self._store = store
 
     def collect(self) -> Iterator[Metric]:
         servers = GaugeMetricFamily(
@@ -185,6 +192,12 @@ class MasterMetrics(Collector):
             name = ServiceKind.Name(kind).removeprefix(_KIND_PREFIX).lower()
             servers.add_metric([name], count)
         yield servers
+        dangers = self._store.dangers if isinstance(self._store, BucketClusterStore) else ()
+        yield GaugeMetricFamily(
+            "percolator_master_store_dangers",
+            "Rules by which the bucket removes or archives objects of the cluster.",
+            len(dangers),
+        )
         yield from self._leader_metrics()
 
     def _leader_metrics(self) -> Iterator[Metric]:
@@ -310,7 +323,7 @@ async def master_service(
     )
     master, handler = _made(host, store, coordinator, registry)
     cluster = ClusterHandler(world.clock, identity, host.announced, registry, master, store.rows())
-    host.metrics_registry.register(MasterMetrics(host.announced.address, registry, master))
+    host.metrics_registry.register(MasterMetrics(host.announced.address, registry, master, store))
     tasks = [
         host.background("watch", cluster.watch_forever()),
         host.background("list this master", master.keep_listed()),
@@ -341,7 +354,7 @@ def _made(
     if isinstance(store, DirectoryStore):
         data: TabletData = DirectoryTablets(store.files, store.root)
     elif isinstance(store, BucketClusterStore):
-        data = BucketTablets(store.large, world, sweep_seconds=settings.sweep_seconds)
+        data = BucketTablets(store, world, sweep_seconds=settings.sweep_seconds)
     else:
         raise TypeError(f"no master is over {type(store).__name__}")
     begin = partial(

@@ -13,10 +13,10 @@ from typing import Protocol
 
 import structlog
 
-from percolator.bucket.bucket import Bucket
 from percolator.bucket.checkpoint import TABLETS, tablet_folder
 from percolator.bucket.sweep import Sweep
 from percolator.errors import StoreUnusable
+from percolator.services.chassis.cluster_store import BucketClusterStore
 from percolator.services.chassis.epoch_directory import remove_tree
 from percolator.services.chassis.files import Files, fault_of
 from percolator.world import World
@@ -120,9 +120,10 @@ def _is_id(name: str, least: int = 1) -> bool:
 class BucketTablets:
     """Logs and files of tablets in a bucket, as a master sees them in one term."""
 
-    def __init__(self, bucket: Bucket, world: World, *, sweep_seconds: float) -> None:
+    def __init__(self, store: BucketClusterStore, world: World, *, sweep_seconds: float) -> None:
         """It sweeps so often: each time, it reads the end of each log."""
-        self._bucket = bucket
+        self._store = store
+        self._bucket = bucket = store.large
         self._clock = world.clock
         self._sweep = Sweep(bucket, world.clock, world.random)
         self._sweep_seconds = sweep_seconds
@@ -145,6 +146,7 @@ class BucketTablets:
             tablets, [tablet_id for _, tablet_id in given_up], still_leads
         )
         self._swept_at = now
+        await self._store.look_at_settings()
         if swept.deleted:
             _log.info("swept", deleted=swept.deleted, waiting=swept.waiting)
         return [one for one in given_up if one[1] in swept.gone]

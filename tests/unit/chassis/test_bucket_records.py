@@ -6,18 +6,21 @@ Long values are in objects of their own, which a heartbeat does not write again.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from percolator.bucket.bucket import Bucket
 from percolator.bucket.port import Stored
 from percolator.errors import PercolatorError, PermissionDenied, StoreFault, StoreUnusable
+from percolator.services.chassis import records as module
 from percolator.services.chassis.coordinator import CoordinatorTimes, encode
 from percolator.services.chassis.record_coordinator import RecordCoordinator
 from percolator.services.chassis.records import BucketRecords, Seen
@@ -266,6 +269,72 @@ async def test_what_cannot_be_deleted_costs_space_and_nothing_else(model: Model)
     await put_map(model.records(), long("four"))
     await asyncio.sleep(1.0)
     assert len(model.values()) == 1
+
+
+# ------------------------------------------------------------------ what is not needed any more
+
+
+async def rewritten(seed: int) -> list[str]:
+    """What is wrong after two processes have replaced a long value again and again, on a bucket
+    that loses and delays answers, and one of them once more when it does so no longer."""
+    model = Model(EVERY_FAULT, seed)
+    problems = list[str]()
+
+    async def read() -> None:
+        try:
+            await the_map(model.records())
+        except StoreUnusable as error:
+            problems.append(str(error))
+
+    async def process(name: str, records: BucketRecords) -> None:
+        for number in range(6):
+            with suppress(PercolatorError):
+                await put_map(records, long(f"value {number} of {name}"))
+            await read()
+
+    first, second = model.records(seconds=30.0), model.records(seconds=30.0)
+    await asyncio.gather(process("a", first), process("b", second))
+    await asyncio.sleep(2 * model.faults.late_seconds)
+    model.faults = BucketFaults()
+    await put_map(first, long("the last but one"))
+    await put_map(first, long("the last"))
+    await asyncio.sleep(1.0)
+    await read()
+    if len(model.values()) > 1:
+        problems.append(f"{len(model.values()) - 1} long values stay that nothing names")
+    return problems
+
+
+SEEDS = range(12)
+
+
+async def test_of_long_values_only_those_stay_that_the_record_names() -> None:
+    """Also if a deletion fails, or a creation arrives after its value was replaced."""
+    assert [problem for seed in SEEDS for problem in await rewritten(seed)] == []
+
+
+BUGS = {
+    "replaced values stay": ("if replaced:", "if False:"),
+    "only what the process itself has replaced is deleted": ("former.add(key)", "pass"),
+    "what a later version may name is deleted": ("<= present.number", "> 0"),
+    "what the record names is deleted": ("sorted(former - _named(present))", "sorted(former)"),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+async def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = inspect.getsource(module)
+    correct, wrong = BUGS[bug]
+    assert source.count(correct) == 1, correct
+    planted: dict[str, Any] = {"__name__": module.__name__}
+    exec(compile(source.replace(correct, wrong), "planted", "exec"), planted)
+    monkeypatch.setattr(
+        "tests.unit.chassis.test_bucket_records.BucketRecords", planted["BucketRecords"]
+    )
+    for seed in range(40):
+        if await rewritten(seed):
+            return
+    pytest.fail("no seed has found it")
 
 
 # ------------------------------------------------------------------ what nobody wrote

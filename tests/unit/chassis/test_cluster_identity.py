@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from percolator.bigtable.admin import create_table
+from percolator.bucket.port import Head
+from percolator.bucket.settings import Settings
 from percolator.errors import (
     InvalidArgument,
     PercolatorError,
+    PermissionDenied,
     SchemaError,
     StoreUnusable,
     Unavailable,
@@ -44,7 +48,7 @@ from percolator.testing.bigtable_in_memory import BigtableInMemory, ModelTable
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
 from percolator.world import World
-from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory
+from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory, tag_of
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles, run_until_killed
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.refusals import refused
@@ -462,3 +466,95 @@ async def test_a_damaged_identity_in_a_bucket_is_refused_and_never_replaced(cont
         with pytest.raises(StoreUnusable, match=r"store: cluster\.json in .* is damaged"):
             await call
     assert prefix.model.objects[FILE_NAME] == content
+
+
+class Careless(BucketInMemory):
+    """A bucket that accepts conditions, and ignores one kind of them."""
+
+    ignores = ""
+
+    def _create(self, key: str, data: bytes) -> str:
+        if self.ignores == "If-None-Match":
+            self._put(key, data)
+            return tag_of(data)
+        return super()._create(key, data)
+
+    def _replace(self, key: str, data: bytes, tag: str) -> str:
+        if self.ignores == "If-Match":
+            self._put(key, data)
+            return tag_of(data)
+        return super()._replace(key, data, tag)
+
+
+def careless(ignores: str) -> Prefix:
+    prefix = Prefix()
+    prefix.model = model = Careless(prefix._clock, random.Random(1), Tasks())
+    model.ignores = ignores
+    return prefix
+
+
+@pytest.mark.parametrize("condition", ["If-None-Match", "If-Match"])
+async def test_a_bucket_that_ignores_a_condition_gets_no_cluster(condition: str) -> None:
+    prefix = careless(condition)
+    with refused("store", match=f"it ignores {condition}: .*a cluster would lose data there"):
+        await prefix.opened().establish_identity()
+    assert not prefix.model.objects
+
+
+async def test_a_bucket_that_began_to_keep_versions_is_tried_again() -> None:
+    """radosgw ignores conditions then."""
+    prefix = careless("")
+    identity = await prefix.opened().establish_identity()
+    prefix.model.bucket_settings = Settings(versioning="Enabled")
+    assert await prefix.opened().establish_identity() == identity
+    assert isinstance(prefix.model, Careless)
+    prefix.model.ignores = "If-Match"
+    with refused("store", match="it ignores If-Match.*keeps versions. Use another one, or suspend"):
+        await prefix.opened().establish_identity()
+    assert list(prefix.model.objects) == [FILE_NAME]
+
+
+async def test_a_bucket_that_would_remove_objects_gets_no_cluster() -> None:
+    prefix, rule = Prefix(), Settings(removing=("the rule 'old' removes them 7 days later",))
+    prefix.model.bucket_settings = rule
+    with refused("store", match="would lose objects: the rule 'old' removes them"):
+        await prefix.opened().establish_identity()
+    assert not prefix.model.objects
+    prefix.model.bucket_settings = Settings()
+    identity = await prefix.opened().establish_identity()
+    prefix.model.bucket_settings = rule
+    store = prefix.opened()
+    with capture_logs() as logs:
+        assert await store.establish_identity() == identity
+        await store.look_at_settings()
+    assert [one["log_level"] for one in logs] == ["error"]
+    assert store.dangers == rule.removing
+    other = prefix.opened()
+    with capture_logs() as logs:
+        await other.refuse_other_cluster(identity.cluster_id)
+    assert [one["rule"] for one in logs] == list(rule.removing)
+
+
+async def test_a_prefix_inside_that_of_another_cluster_gets_none() -> None:
+    outer, inner = Prefix(), Prefix()
+    opened = BucketClusterStore(
+        inner.model, World(inner._clock, InProcessNetwork({}), random.Random(1)), [outer.model]
+    )
+    await outer.opened().establish_identity()
+    with refused("store", match="is inside a bucket in memory, which belongs to a cluster"):
+        await opened.establish_identity()
+    assert not inner.model.objects
+
+
+async def test_an_account_for_one_prefix_need_not_see_the_others() -> None:
+    class Closed(BucketInMemory):
+        async def head(self, key: str) -> Head | None:
+            raise PermissionDenied(f"the account may not read {key}")
+
+    prefix = Prefix()
+    outer = Closed(prefix._clock, random.Random(1), Tasks())
+    opened = BucketClusterStore(
+        prefix.model, World(prefix._clock, InProcessNetwork({}), random.Random(1)), [outer]
+    )
+    await opened.establish_identity()
+    assert FILE_NAME in prefix.model.objects
