@@ -254,11 +254,11 @@ class TabletLog:
     async def end(self) -> Entry | None:
         """The last entry, after which there was none during this call; None if the log had none.
         May be called by anybody."""
-        floor = (await self._floor()).number
+        floor = (await self.floor()).number
         while True:
             begin = await self._listed(floor)
             last = await self._walk(begin)
-            floor = (await self._floor()).number
+            floor = (await self.floor()).number
             if (last.number if last else begin) > floor:
                 break
             # What was found may have been created after it was deleted, and what was not found may
@@ -288,7 +288,7 @@ class TabletLog:
                 last, is_sure = await self.end(), True
                 continue
             found = await self._create(entry)
-            if found is None and entry.number > (await self._floor()).number:
+            if found is None and entry.number > (await self.floor()).number:
                 return last, entry
             if found is not None:
                 # Another one was faster, perhaps an owner that never pauses. It would be so again
@@ -551,7 +551,8 @@ class TabletLog:
             )
         return decode(written.found.data, entry.number, self._where(key))
 
-    async def _floor(self) -> Floor:
+    async def floor(self) -> Floor:
+        """How far entries may have been deleted. May be called by anybody."""
         key = f"{self.folder}/floor"
         found = await self._bucket.read(key)
         if found is None:
@@ -573,7 +574,7 @@ class TabletLog:
         """Raises the floor, unless it is as high. Returns what it was."""
         key = f"{self.folder}/floor"
         while True:
-            floor = await self._floor()
+            floor = await self.floor()
             new = floor._replace(
                 number=max(floor.number, number), deleted=max(floor.deleted, deleted)
             )

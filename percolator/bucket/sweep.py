@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -53,6 +53,22 @@ class Swept(NamedTuple):
     """Tablets that were given up, of which nothing is left but the end of a log."""
 
 
+class Unnamed(NamedTuple):
+    """A file or checkpoint that no log names."""
+
+    key: str
+    why_never: str
+    """Why no log ever will; empty if one may."""
+
+
+class Plan(NamedTuple):
+    """What a sweep would do now, apart from the grace period."""
+
+    unnamed: tuple[Unnamed, ...]
+    cleared: tuple[str, ...]
+    """Folders of tablets that were given up, whose logs lose all entries that nobody needs."""
+
+
 class _Found(NamedTuple):
     """Everything that decides, as it was read."""
 
@@ -61,7 +77,7 @@ class _Found(NamedTuple):
     ends: dict[str, Entry]
     """The last entry of each log."""
     given_up: frozenset[str]
-    """Folders of sealed logs that count no more."""
+    """Folders of logs that count no more: sealed, or about to be."""
     named: frozenset[str]
     """Keys that the bases of logs name."""
 
@@ -92,10 +108,11 @@ class Sweep:
     ) -> Swept:
         """Sweeps once. `tablets` are those that the map names, `given_up` those that it needs no
         more: their logs are sealed. `still_leads` raises if another master may lead."""
-        found = await self._look(tablets, given_up)
+        await self._seal(given_up)
+        found = await self._look(tablets, given_up, are_sealed=True)
         await still_leads()
         now = self._clock.monotonic_seconds()
-        dead = {key for folder in found.files for key in self._dead(found, folder)}
+        dead = {one.key for one in self._unnamed(found) if one.why_never}
         self._seen = {key: self._seen.get(key, now) for key in dead}
         due = [key for key, since in self._seen.items() if now - since >= self._grace_seconds]
         await self._each(self._bucket.delete, due)
@@ -111,12 +128,22 @@ class Sweep:
             del self._seen[key]
         return Swept(len(due), len(self._seen), gone)
 
-    async def _look(self, tablets: Collection[int], given_up: Collection[int]) -> _Found:
+    async def plan(self, tablets: Collection[int], given_up: Collection[int]) -> Plan:
+        """The sweep of now, of which nothing is done: nothing is written either."""
+        found = await self._look(tablets, given_up, are_sealed=False)
+        return Plan(tuple(self._unnamed(found)), tuple(sorted(found.given_up)))
+
+    async def _seal(self, given_up: Collection[int]) -> None:
+        for log in (self._log(tablet_folder(tablet_id)) for tablet_id in given_up):
+            if await log.end() is not None:
+                await log.seal()
+
+    async def _look(
+        self, tablets: Collection[int], given_up: Collection[int], *, are_sealed: bool
+    ) -> _Found:
+        """`are_sealed`: logs of tablets that were given up are sealed, or else count as if."""
         files = await self._listed()
         retired = {tablet_folder(tablet_id) for tablet_id in given_up}
-        for folder in retired:
-            if await self._log(folder).end() is not None:
-                await self._log(folder).seal()
         folders = {*files, *retired, *map(tablet_folder, tablets)}
         ends: dict[str, Entry] = {}
 
@@ -131,7 +158,7 @@ class Sweep:
         no_more = frozenset(
             folder
             for folder in retired - needed
-            if folder in ends and ends[folder].kind is Kind.SEAL
+            if folder in ends and (ends[folder].kind is Kind.SEAL or not are_sealed)
         )
         bases = {end.base.checkpoint for folder, end in ends.items() if folder not in no_more}
         named = set(bases)
@@ -156,17 +183,13 @@ class Sweep:
         return files
 
     @staticmethod
-    def _dead(found: _Found, folder: str) -> Iterable[str]:
-        """Keys of the folder that no log names, and none ever will."""
-        end = found.ends.get(folder)
-        for key in found.files[folder]:
-            file = FileKey.parse(key)
-            if file is None or key in found.named or end is None:
-                continue
-            is_over = end.kind is Kind.SEAL or file.writer != end.writer
-            # Its owner has published another checkpoint since, which it made later.
-            if is_over or file.number < end.base.number:
-                yield key
+    def _unnamed(found: _Found) -> Iterator[Unnamed]:
+        for folder, keys in found.files.items():
+            end = found.ends.get(folder)
+            for key in keys:
+                file = FileKey.parse(key)
+                if file is not None and key not in found.named:
+                    yield Unnamed(key, _why_never(file, end, folder in found.given_up))
 
     def _log(self, folder: str) -> TabletLog:
         return TabletLog(self._bucket, self._random, folder, _EPOCH_AFTER_ALL)
@@ -180,3 +203,16 @@ class Sweep:
                 await do(key)
 
         await all_done(one(key) for key in keys)
+
+
+def _why_never(file: FileKey, end: Entry | None, is_given_up: bool) -> str:
+    """Why no log will name a file that none names now; empty if one may."""
+    if end is None:
+        return ""
+    if end.kind is Kind.SEAL or is_given_up:
+        return "nothing more is published in a log that is sealed"
+    if file.writer != end.writer:
+        return "a former owner has uploaded it, and only the present one can publish"
+    if file.number < end.base.number:
+        return "its owner has published a checkpoint that it has made later"
+    return ""

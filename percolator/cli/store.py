@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
-from typing import Annotated, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 from rich.text import Text
@@ -20,7 +21,7 @@ from percolator.bigtable.admin import require_table
 from percolator.bigtable.connection import Connection
 from percolator.bigtable.place import parse_place
 from percolator.bucket.bucket import Bucket
-from percolator.bucket.place import is_bucket, parse_bucket
+from percolator.bucket.place import BucketPlace, is_bucket, parse_bucket
 from percolator.bucket.port import Attempts
 from percolator.bucket.probe import Probe
 from percolator.cli.connection import connection, errors_console, fail
@@ -45,7 +46,8 @@ _MEASURING = ("seconds", "in_flight", "nodes", "transfers", "price")
 _NOT_YET = "a cluster cannot keep its data in a bucket yet: this was only a check"
 
 app = typer.Typer(
-    no_args_is_help=True, help="Prepare Bigtable as the store of a cluster; check it, or a bucket."
+    no_args_is_help=True,
+    help="Prepare Bigtable as the store of a cluster; check it, or a bucket; audit a bucket.",
 )
 
 _BIGTABLE_HELP = (
@@ -57,6 +59,14 @@ StoreOrBucket = Annotated[
     typer.Argument(
         help=f"{_BIGTABLE_HELP} Or s3://BUCKET/PREFIX?endpoint=http://HOST:PORT&region=NAME.",
         show_default=False,
+    ),
+]
+
+
+BucketOnly = Annotated[
+    str,
+    typer.Argument(
+        help="s3://BUCKET/PREFIX?endpoint=http://HOST:PORT&region=NAME.", show_default=False
     ),
 ]
 
@@ -177,16 +187,10 @@ def _check_bucket(context: typer.Context, store: str, timeout: float) -> None:
             raise InvalidArgument(
                 f"--{name.replace('_', '-')}", "measures Bigtable, and means nothing for a bucket"
             )
-    try:
-        from percolator.bucket.s3 import s3_attempts  # it takes a while to load
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "obstore":
-            raise
-        raise UsageError("buckets need obstore: pip install 'percolator-store[bucket]'") from None
     attempt_seconds = min(_ATTEMPT_SECONDS, timeout)
+    attempts = _attempts(place, attempt_seconds)
 
     async def work() -> _Probed:
-        attempts = s3_attempts(place, attempt_seconds=attempt_seconds)
         return await _probed(attempts, attempt_seconds, timeout)
 
     broken, warnings, seconds, doubtful = asyncio.run(work())
@@ -208,6 +212,83 @@ def _check_bucket(context: typer.Context, store: str, timeout: float) -> None:
     connection(context).show(shown, Text("\n".join([*lines, _NOT_YET])))
     if broken:
         raise typer.Exit(_BROKEN)
+
+
+def _attempts(place: BucketPlace, attempt_seconds: float) -> Attempts:
+    try:
+        from percolator.bucket.s3 import s3_attempts  # it takes a while to load
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "obstore":
+            raise
+        raise UsageError("buckets need obstore: pip install 'percolator-store[bucket]'") from None
+    return s3_attempts(place, attempt_seconds=attempt_seconds)
+
+
+def _audited(
+    store: str, timeout: float, work: Callable[[Any], Coroutine[Any, Any, T]], **settings: object
+) -> tuple[Any, T]:
+    """The module of the audit, and the result of some work of it: it knows how services write."""
+    place = parse_bucket(store)
+    serve = import_module("percolator.services.serve")
+    if missing := serve.absent(serve.NEEDED):
+        raise UsageError(f"this command needs {missing}")
+    module = import_module("percolator.services.master.bucket_audit")
+    clock, random = MachineClock(), machine_random()
+    bucket = Bucket(
+        _attempts(place, timeout), clock, random, attempt_seconds=timeout, seconds=timeout
+    )
+    return module, asyncio.run(work(module.Audit(bucket, clock, random, **settings)))
+
+
+@app.command("audit")
+def audit(
+    context: typer.Context,
+    store: BucketOnly,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read all objects that count, and compare checksums.")
+    ] = False,
+    commits_per_second: Annotated[
+        float, typer.Option(help="In each tablet, to estimate the cost of its log.", min=0)
+    ] = 0.0,
+) -> None:
+    """Read what a cluster has in a bucket, and tell whether all of it is whole, and what it costs.
+
+    Changes nothing; the cluster may run. Reads one object for each tablet and for each checkpoint,
+    and with --deep all that count. Exit codes: 0 nothing is missing or damaged; 1 the store refused
+    or did not answer, or the identity is damaged; 2 the command was wrong, or there is no cluster;
+    3 something is missing or damaged.
+    """
+    to = connection(context)
+    module, report = _audited(
+        store, to.timeout_seconds, lambda found: found.run(), is_deep=deep, progress=_tell
+    )
+    text = module.as_text(report, commits_per_second)
+    to.show(module.as_data(report, commits_per_second), Text(text))
+    if report.problems:
+        raise typer.Exit(_BROKEN)
+
+
+@app.command("sweep")
+def sweep(
+    context: typer.Context,
+    store: BucketOnly,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Needed: only tell, and delete nothing.")
+    ] = False,
+) -> None:
+    """Tell what the sweep of the leading master would delete in a bucket now, and why.
+
+    Deletes nothing. The master itself waits for an hour after it has found an object. Exit codes: 0
+    told; 1 the store refused or did not answer, or something is damaged: then the master deletes
+    nothing either; 2 the command was wrong, or there is no cluster.
+    """
+    if not dry_run:
+        raise InvalidArgument(
+            "--dry-run", "is needed: only the leading master sweeps, by itself, once an hour"
+        )
+    to = connection(context)
+    module, plan = _audited(store, to.timeout_seconds, lambda found: found.plan())
+    to.show(module.plan_as_data(plan), Text(module.plan_as_text(plan)))
 
 
 _ATTEMPT_SECONDS = 5.0

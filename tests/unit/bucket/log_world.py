@@ -30,7 +30,7 @@ from percolator.bucket.settings import Settings
 from percolator.errors import PercolatorError, StoreFault, StoreUnusable
 from percolator.services.chassis.epoch_directory import SharedLook
 from percolator.tasks import Tasks
-from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory
+from tests.doubles.bucket_in_memory import BucketFaults, BucketInMemory, Page
 from tests.simulation.loop import Life, SimulationLoop, run_simulation
 from tests.simulation.process import SimulatedClock
 
@@ -310,7 +310,7 @@ class Way:
     async def head(self, key: str) -> Head | None:
         return await self._sent(lambda: self._store.head(key))
 
-    async def list(self, folder: str, after: str, limit: int) -> list[str]:
+    async def list(self, folder: str, after: str, limit: int) -> Page:
         return await self._sent(lambda: self._store.list(folder, after, limit))
 
     async def delete(self, key: str) -> None:

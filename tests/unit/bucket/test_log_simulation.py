@@ -189,12 +189,12 @@ def floor_is_raised_after_the_deletions(patch: Patch) -> None:
     @in_place_of(patch, TabletLog, "_raise_floor")
     async def raise_floor(self: TabletLog, number: int, *, deleted: int = 0) -> Floor:
         if not deleted:
-            return await self._floor()
+            return await self.floor()
         return await correct(self, number, deleted=deleted)
 
 
 def no_look_at_the_floor_after_a_takeover(patch: Patch) -> None:
-    correct_create, correct_floor = TabletLog._create, TabletLog._floor
+    correct_create, correct_floor = TabletLog._create, TabletLog.floor
     claims = set[TabletLog]()
 
     @in_place_of(patch, TabletLog, "_create")
@@ -204,7 +204,7 @@ def no_look_at_the_floor_after_a_takeover(patch: Patch) -> None:
             claims.add(self)
         return found
 
-    @in_place_of(patch, TabletLog, "_floor")
+    @in_place_of(patch, TabletLog, "floor")
     async def floor(self: TabletLog) -> Floor:
         if self in claims:
             claims.remove(self)
@@ -215,7 +215,7 @@ def no_look_at_the_floor_after_a_takeover(patch: Patch) -> None:
 def end_is_believed_without_another_look_at_the_floor(patch: Patch) -> None:
     @in_place_of(patch, TabletLog, "end")
     async def end(self: TabletLog) -> Entry | None:
-        begin = await self._listed((await self._floor()).number)
+        begin = await self._listed((await self.floor()).number)
         last = await self._walk(begin)
         if last is None and begin > 1:
             raise self._hole(self.folder, begin)
