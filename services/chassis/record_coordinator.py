@@ -86,6 +86,7 @@ _VALUE_BYTES_MAX = 32 << 20
 _ATTEMPTS_MAX = 4
 """How often a write is sent again whose answers are lost."""
 _WAS_HELD_BEATS = 2
+"""Not longer than the grace period: nobody has taken over in that time because of silence."""
 
 _log = structlog.get_logger("percolator.coordinator")
 

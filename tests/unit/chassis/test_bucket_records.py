@@ -16,6 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from percolator.bucket.bucket import Bucket
 from percolator.bucket.port import Stored
@@ -23,7 +25,7 @@ from percolator.errors import PercolatorError, PermissionDenied, StoreFault, Sto
 from percolator.services.chassis import records as module
 from percolator.services.chassis.coordinator import CoordinatorTimes, encode
 from percolator.services.chassis.record_coordinator import RecordCoordinator
-from percolator.services.chassis.records import BucketRecords, Seen
+from percolator.services.chassis.records import BucketRecords, Seen, Version
 from percolator.tasks import Tasks
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.world import World
@@ -393,6 +395,44 @@ async def test_a_damaged_record_is_refused_by_its_key(
     await requires_damage(model, NAME, reason)
     with pytest.raises(StoreUnusable, match=NAME):
         await model.records().put(ROLE, {COUNT: b"1"})
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+        | st.fixed_dictionaries({"key": inner, "size": inner, "crc32": inner})
+    ),
+    max_leaves=12,
+)
+
+
+_NAMED = st.fixed_dictionaries(
+    {"key": st.sampled_from(["a/b", "../b", ""]), "size": st.integers(), "crc32": st.integers()}
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "version": st.integers(1) | _JSON,
+            "columns": st.dictionaries(st.text(max_size=4), st.sampled_from(["", "YQ=="])) | _JSON,
+            "values": st.dictionaries(st.text(max_size=4), _NAMED) | _JSON,
+        }
+    )
+)
+def test_whatever_a_record_holds_is_understood_or_refused(content: dict[str, object]) -> None:
+    refusal: StoreUnusable | None = None
+    try:
+        found = Version.decode(Stored(encode(json.dumps(content).encode()), "tag"), NAME)
+    except StoreUnusable as error:
+        refusal = error
+    else:
+        assert Version.decode(Stored(found.encode("writer"), "tag"), NAME) == found
+    if refusal is not None:
+        assert refusal.fault is StoreFault.DAMAGED
+        assert str(refusal).startswith(f"{NAME} is damaged: ")
 
 
 @pytest.mark.parametrize(
