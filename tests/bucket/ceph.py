@@ -31,7 +31,7 @@ import time
 import uuid
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -51,6 +51,7 @@ GATEWAYS = 2
 REGION = "us-east-1"
 _START_SECONDS = 60.0
 _COMMAND_SECONDS = 30.0
+_CRASHES_MAX = 5
 _ON_STORE = ("master", "oracle", "tabletserver")
 _PORTS = range(10_000, 30_000)
 _PROGRAMS = ("ceph", "ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "setpriv")
@@ -113,6 +114,10 @@ rgw_dynamic_resharding = false
 
 class CephError(Exception):
     """The store did not start, or a command of it failed."""
+
+
+class CephCrash(CephError):
+    """A command was ended by a signal."""
 
 
 @dataclass(frozen=True)
@@ -230,11 +235,19 @@ class Ceph:
     def new_account(self, name: str) -> Account:
         """An account that may make buckets, and do everything with those that it has made."""
         account = Account(f"{name}-key", uuid.uuid4().hex)
-        self.run(
+        create = (
             "radosgw-admin", "user", "create", f"--uid={name}", f"--display-name={name}",
             f"--access-key={account.access_key_id}", f"--secret-key={account.secret}",
         )  # fmt: skip
-        return account
+        for _ in range(_CRASHES_MAX):
+            with suppress(CephCrash):
+                self.run(*create)
+                return account
+            # It does not survive an OSD that takes up its work in that moment. The account may be
+            # there, or not.
+            with suppress(CephError):
+                self.run("radosgw-admin", "user", "rm", f"--uid={name}")
+        raise CephError(f"{' '.join(create)}: ended by a signal {_CRASHES_MAX} times")
 
     def remove_key(self, account: Account) -> None:
         """From now on, the gateways do not know the account's key."""
@@ -295,7 +308,8 @@ class Ceph:
                 check=True,
             )
         except subprocess.CalledProcessError as error:
-            raise CephError(f"{' '.join(command)}: {error.stderr}") from error
+            kind = CephCrash if error.returncode < 0 else CephError
+            raise kind(f"{' '.join(command)}: {error.stderr}") from error
         except subprocess.TimeoutExpired as error:
             raise CephError(f"{' '.join(command)}: not done in {_COMMAND_SECONDS:g} s") from error
         return done.stdout

@@ -12,6 +12,7 @@ import pytest
 from percolator.bucket.place import UNFINISHED
 from percolator.services.local.cluster import LocalCluster
 from tests.bucket.ceph import Ceph
+from tests.chaos import in_bucket
 from tests.chaos.catalogue import kills
 from tests.chaos.client import Life
 from tests.chaos.clients import Clients, Shop
@@ -43,7 +44,11 @@ def _cluster(ceph: Ceph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         workers=2,
         observers=["tests.integration.observed_orders:observers"],
         links=True,
-        program=lambda name, service: [service, *ceph.nearest(place, name, service)],
+        program=lambda name, service: [
+            in_bucket.MODULE,
+            f"--service={service}",
+            *ceph.nearest(place, name, service),
+        ],
     )
     with cluster:
         yield cluster
@@ -90,3 +95,4 @@ async def test_what_was_acknowledged_is_kept_whatever_parts_of_cluster_and_store
     verdict.require_clean(tmp_path)
     assert faults.never_injected() == [], faults.missed
     assert verdict.committed > len(faults.injected)
+    assert in_bucket.swept(cluster.logs()) > 0

@@ -48,7 +48,7 @@ def live_by(file: Path) -> None:
     time.time_ns = time_ns
 
 
-def _taken(name: str) -> str:
+def taken(name: str) -> str:
     """Takes an argument of this module out of those of the program."""
     (argument,) = (one for one in sys.argv if one.startswith(f"--{name}="))
     sys.argv.remove(argument)
@@ -56,8 +56,8 @@ def _taken(name: str) -> str:
 
 
 if __name__ == "__main__":
-    live_by(Path(_taken("host-clock")))
-    program = _taken("program")
+    live_by(Path(taken("host-clock")))
+    program = taken("program")
     if program in SERVICES:
         sys.exit(main([program, *sys.argv[1:]]))
     runpy.run_module(program, run_name="__main__", alter_sys=True)

@@ -27,6 +27,8 @@ console = Console(highlight=False, markup=False, soft_wrap=True)
 _PAUSE_SECONDS = 1.5
 """The average pause of a stream of ten kinds of faults. One of fewer kinds pauses longer."""
 _KINDS = 10
+_LATE_PAUSE_SECONDS = 0.5
+"""The longest pause when the time is up."""
 _OVERTIME_SECONDS = 120.0
 """How long kinds that have not occurred when the time is up may still be tried."""
 
@@ -72,7 +74,8 @@ class Streams:
     async def _stream(self, name: str, faults: Sequence[Fault], deadline: float) -> None:
         chance = Random(f"chaos {self._seed} {name}")
         for fault in _endless(faults, chance):
-            await asyncio.sleep(chance.expovariate(len(faults) / (_KINDS * _PAUSE_SECONDS)))
+            pause = chance.expovariate(len(faults) / (_KINDS * _PAUSE_SECONDS))
+            await asyncio.sleep(min(pause, max(deadline - now(), _LATE_PAUSE_SECONDS)))
             late = now() - deadline
             missing = {one.name for one in faults} & set(self.never_injected())
             if late > _OVERTIME_SECONDS or (late > 0 and not missing):

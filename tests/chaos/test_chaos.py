@@ -44,7 +44,7 @@ from percolator.errors import NotReady, PercolatorError, SchemaError
 from percolator.services.local.cluster import LocalCluster
 from percolator.world import Random
 from tests.bucket.ceph import Ceph
-from tests.chaos import appender
+from tests.chaos import appender, in_bucket
 from tests.chaos.catalogue import bucket_streams, streams
 from tests.chaos.client import Life
 from tests.chaos.clients import Clients, Shop
@@ -134,7 +134,8 @@ def _cluster(
         if service == "tabletserver":
             more = ["--write-buffers-bytes", str(WRITE_BUFFERS_BYTES)]
         if chaos_ceph is not None:
-            more += chaos_ceph.nearest(place, name, service)
+            run = in_bucket.MODULE
+            more += [f"--service={service}", *chaos_ceph.nearest(place, name, service)]
         elif service == "tabletserver":
             run = "tests.chaos.tablet_server"
         clock = clocks[cluster.host_of[name]].file
@@ -238,7 +239,9 @@ async def test_no_promise_is_broken_whatever_faults_meet(
         verdict.problems += problems
     faults.show(verdict, shop)
     verdict.require_clean(tmp_path)
-    if not IN_BUCKET:
+    if IN_BUCKET:
+        assert in_bucket.swept(cluster.logs()) > 0
+    else:
         write_run(f"{SEED}-{TOGETHER}", faults.injected)
     assert faults.never_injected() == [], faults.missed
     assert verdict.committed > COMMITS_PER_FAULT_MIN * len(faults.injected)
