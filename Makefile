@@ -217,6 +217,10 @@ bench-tablet: $(READY) ## Measure what a row costs a tablet server and its clien
 bench-bulk-loads: $(READY) ## Measure commits of other rows while a range of their tablet is loaded (about a minute)
 	$(BIN)/python -m benchmarks.bulk_loads
 
+.PHONY: bench-bucket
+bench-bucket: $(READY) ## Measure a cluster whose data is in a bucket, next to a directory: requests, rates, failover (PARTS="traffic idle" runs parts; all take about 15 minutes)
+	$(BIN)/python -m benchmarks.bucket $(PARTS)
+
 .PHONY: bench-changes
 bench-changes: $(READY) ## Measure what a change feed costs, and that its reading does not depend on the table (about 8 minutes)
 	$(BIN)/python -m benchmarks.change_feed
