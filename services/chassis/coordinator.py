@@ -46,6 +46,9 @@ class CoordinatorTimes:
     """The interval between two checks by a candidate or a watcher."""
     session_factor: int = 1
     """Sessions beat, and are taken for dead, so many times more slowly than leaders."""
+    lease_seconds: float = 0.0
+    """How long a leader knows, after a look at its record, that it leads. The next leader waits for
+    so long. In a directory, where a look is a call of the operating system, each is made."""
 
     @property
     def session_beat_seconds(self) -> float:

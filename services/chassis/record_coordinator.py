@@ -4,6 +4,20 @@ A candidate waits until the leader has resigned, or until its stamp has not chan
 period, by the candidate's own clock. Then the candidate writes a stamp of the next epoch, if the
 record still has the one that it has seen. Nothing but that tells whether a process is dead: a
 leader that was killed is replaced after the grace period, as one that is paused.
+
+With a lease, a leader takes itself for one without a look at its record while the lease runs.
+Rules, each with the failure that it prevents:
+
+- It begins when the last successful write or look began: these prove that there was no successor
+  then, or later. Counted from their ends, it would include time in which there was one.
+- The record names it. A successor reads nothing and answers nothing before the lease that it has
+  found there has run out, from its own takeover on. Otherwise both answer at the same time, and the
+  former leader does not know of what the successor has done.
+- A takeover names the longer of its own lease and the one that it has found, until that has run
+  out: the successor may die before, and the next one sees only what the record says.
+- A leader that resigns gives up its lease before it says so in the record, where it then names none
+  but a former one that it has not waited out.
+- Only the rates of two clocks are compared, as in `percolator/bucket/log.py`.
 """
 
 from __future__ import annotations
@@ -11,10 +25,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
+from math import ceil, inf
 from typing import NamedTuple
 
 import structlog
 
+from percolator.bucket.log import CLOCK_RATES_RATIO_MAX
 from percolator.errors import (
     InvalidArgument,
     NotReady,
@@ -41,6 +57,7 @@ from percolator.services.chassis.records import Records, Seen, unusable
 from percolator.tasks import Tasks
 from percolator.world import Clock, World
 
+_LEASE = re.compile(rb"[1-9][0-9]{0,8}")
 _FORMAT = re.compile(rb"([1-9][0-9]{0,17}) ([0-9a-f]{16}) ([0-9]{1,18})")
 
 
@@ -76,6 +93,7 @@ class Stamp(NamedTuple):
 
 STAMP = b"stamp"
 LEADER = b"leader"
+LEASE = b"lease"
 ROLES = b"role/"
 LED = b"led/"
 """A record for each role that had a leader. If it is there and the role's own is not, that is
@@ -136,6 +154,7 @@ class RecordLeadership:
 
         role/<role>     stamp       changes with every write, and so is the leader's heartbeat
                         leader      the leader's name for itself; absent after it resigned
+                        lease       milliseconds for which a successor waits; absent for none
                         =<key>      a value
 
     Invariants:
@@ -149,11 +168,24 @@ class RecordLeadership:
     """
 
     def __init__(
-        self, record: RoleRecord, clock: Clock, stamp: Stamp, *, beat_seconds: float
+        self,
+        record: RoleRecord,
+        clock: Clock,
+        stamp: Stamp,
+        *,
+        beat_seconds: float,
+        lease_seconds: float = 0.0,
+        former_lease_seconds: float = 0.0,
     ) -> None:
-        """`stamp` is the one with which it began."""
+        """`stamp` is the one with which it began. Nothing may be done before `wait_for_former` has
+        returned. If there is a lease, the record names it, or the former leader's, if that is
+        longer."""
         self._record = record
         self._clock = clock
+        self._lease_seconds = lease_seconds
+        self._former_lease_seconds = former_lease_seconds
+        """That of former leaders, unless it is known to have run out."""
+        self._leased_until = -inf
         self._first = self._stamp = stamp
         self._attempts = stamp.writes
         self._certain = True
@@ -173,6 +205,23 @@ class RecordLeadership:
         )
         self._beating = asyncio.create_task(self._keep_beating(), name=f"lead as {record.role}")
 
+    async def wait_for_former(self) -> None:
+        """Returns when the lease that the record named before has run out."""
+        seconds = self._former_lease_seconds
+        if not seconds:
+            return
+        # From now on, since it may have been renewed just before the takeover.
+        await self._clock.sleep(seconds * CLOCK_RATES_RATIO_MAX)
+        self._former_lease_seconds = 0.0
+        if seconds > self._lease_seconds:
+            try:
+                await self._tasks.run_to_the_end(
+                    self._write({LEASE: _encode_lease(self._lease_seconds)})
+                )
+            except PercolatorError as error:
+                # A successor waits for longer than it would have to.
+                _log.info("a former lease stays", role=self._record.role, error=str(error))
+
     @property
     def epoch(self) -> int:
         return self._first.epoch
@@ -185,6 +234,8 @@ class RecordLeadership:
     async def is_held(self) -> bool:
         if self._deposed:
             return False
+        if self._clock.monotonic_seconds() < self._leased_until:
+            return True
         self._note(await self._shared())
         return not self._deposed
 
@@ -231,8 +282,11 @@ class RecordLeadership:
         await asyncio.gather(self._beating, return_exceptions=True)
         if self._deposed:
             return
+        self._lease_seconds, self._leased_until = 0.0, -inf
         try:
-            await self._tasks.run_to_the_end(self._write({LEADER: None}))
+            await self._tasks.run_to_the_end(
+                self._write({LEADER: None, LEASE: _encode_lease(self._former_lease_seconds)})
+            )
         except PercolatorError as error:
             _log.info("not resigned", role=self._record.role, error=str(error))
         self._deposed = True
@@ -266,8 +320,8 @@ class RecordLeadership:
                     continue
                 if made:
                     self._stamp, self._certain = new, True
-                    self._held_at = began
                     self._shown_at = self._clock.monotonic_seconds()
+                    self._was_led_at(began)
                     return
             raise NotReady(f"the record of the role {self._record.role!r} changes too fast")
 
@@ -282,8 +336,14 @@ class RecordLeadership:
         began = self._clock.monotonic_seconds()
         found = (await self._record.look()).stamp
         if found is not None and found.is_of(self._first):
-            self._held_at = began
+            self._was_led_at(began)
         return found
+
+    def _was_led_at(self, began: float) -> None:
+        """`began`: when a write or look began that has shown it."""
+        self._held_at = max(self._held_at, began)
+        if self._lease_seconds:
+            self._leased_until = max(self._leased_until, began + self._lease_seconds)
 
     def _note(self, found: Stamp | None) -> None:
         if not self._deposed and (found is None or not found.is_of(self._first)):
@@ -346,13 +406,26 @@ class RecordCoordinator(OwnProcess[RecordLeadership]):
         silence = Silence(self._clock, self._times.grace_seconds)
         try:
             while True:
-                stamp = await self._try(record, token, holder, silence, lost)
-                if stamp is not None:
+                taken = await self._try(record, token, holder, silence, lost)
+                if taken is not None:
+                    stamp, former_lease_seconds = taken
                     await self._note_led(role)
                     leadership = RecordLeadership(
-                        record, self._clock, stamp, beat_seconds=self._times.beat_seconds
+                        record,
+                        self._clock,
+                        stamp,
+                        beat_seconds=self._times.beat_seconds,
+                        lease_seconds=self._times.lease_seconds,
+                        former_lease_seconds=former_lease_seconds,
                     )
-                    return self._leads(role, leadership)
+                    self._leads(role, leadership)
+                    try:
+                        await leadership.wait_for_former()
+                    except BaseException:
+                        # Its heartbeats would keep everybody from leading, and this process, too.
+                        await leadership.resign()
+                        raise
+                    return leadership
                 await silence.sleep(self._times.poll_seconds)
         finally:
             self._led_by.pop(role, None)
@@ -400,14 +473,14 @@ class RecordCoordinator(OwnProcess[RecordLeadership]):
 
     async def _try(
         self, record: RoleRecord, token: str, holder: str, silence: Silence, lost: Callable[[], str]
-    ) -> Stamp | None:
-        """The stamp with which this process leads. None while there is a leader that may be alive,
-        or if another candidate was faster."""
-        seen = await record.look(LEADER)
+    ) -> tuple[Stamp, float] | None:
+        """The stamp with which this process leads, and the lease that it has found. None while
+        there is a leader that may be alive, or if another candidate was faster."""
+        seen = await record.look(LEADER, LEASE)
         self._led_by[record.role] = _leader(seen)
-        stamp = seen.stamp
+        stamp, lease_seconds = seen.stamp, _lease(seen, record.role)
         if stamp is not None and stamp.token == token:
-            return stamp  # an earlier attempt, whose answer was lost
+            return stamp, lease_seconds  # an earlier attempt, whose answer was lost
         if stamp is not None and LEADER in seen.cells:
             holder_is_lost = seen.cells[LEADER] == lost().encode()
             if not silence.lasts(stamp) and not holder_is_lost:
@@ -415,14 +488,15 @@ class RecordCoordinator(OwnProcess[RecordLeadership]):
         if stamp is None and await self._was_led(record):
             return None
         new = Stamp(1 if stamp is None else stamp.epoch + 1, token, 0)
+        named = _encode_lease(max(lease_seconds, self._times.lease_seconds))
         try:
-            made = await record.change(stamp, new, {LEADER: holder.encode()})
+            made = await record.change(stamp, new, {LEADER: holder.encode(), LEASE: named})
         except StoreUnusable:
             raise
         except PercolatorError as error:
             _log.info("a candidate does not know yet whether it leads", error=str(error))
             return None
-        return new if made else None
+        return (new, lease_seconds) if made else None
 
     async def _note_led(self, role: str) -> None:
         """Before anything counts on the role's record."""
@@ -455,6 +529,23 @@ def _leader(seen: RoleSeen) -> KnownLeader | None:
     if seen.stamp is None or holder is None:
         return None
     return KnownLeader(seen.stamp.epoch, holder.decode(errors="replace"))
+
+
+def _encode_lease(seconds: float) -> bytes | None:
+    """The content of the column; None for no lease."""
+    return b"%d" % ceil(seconds * 1000) if seconds else None
+
+
+def _lease(seen: RoleSeen, role: str) -> float:
+    """The lease that a record names, in seconds."""
+    found = seen.cells.get(LEASE)
+    if found is None:
+        return 0.0
+    if not _LEASE.fullmatch(found):
+        raise StoreUnusable(
+            f"the lease of the role {role!r} is damaged: {found[:64]!r}", fault=StoreFault.DAMAGED
+        )
+    return int(found) / 1000
 
 
 class SessionRecord:

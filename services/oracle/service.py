@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar
 from prometheus_client.metrics_core import Metric
 from pydantic import Field
 
+from percolator.bucket.log import CLOCK_RATES_RATIO_MAX
 from percolator.services.chassis.cluster_store import ClusterStore, opened
 from percolator.services.chassis.coordinator import GRACE_SECONDS_MIN, CoordinatorTimes
 from percolator.services.chassis.files import Files
@@ -27,6 +28,7 @@ from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.wire.timestamp_source import ATTEMPT_SECONDS_MAX
 
 _DEFAULTS = OracleLimits()
+LEASE_SECONDS_MAX = 5.0
 
 
 class OracleSettings(FramedSettings):
@@ -79,6 +81,10 @@ class OracleSettings(FramedSettings):
     """A leading oracle that is silent for this long is replaced by a standby. By default 3, and 6
     in a bucket, where a shorter time costs more calls."""
 
+    lease_seconds: Annotated[float, Field(ge=0, le=LEASE_SECONDS_MAX)] = 0.0
+    """With a bucket or a row store: how long a leading oracle answers without asking the store
+    whether it still leads; 0: never. If it dies, there are no timestamps for so much longer."""
+
     def limits(self) -> OracleLimits:
         """The bounds as the core takes them."""
         return OracleLimits(
@@ -130,7 +136,8 @@ class OracleMetrics(ServiceMetrics):
 
 _ELECTION_SECONDS = 1.0
 _PATIENCE_SECONDS = 2.0
-"""How much longer than a leader's silence an oracle without --standby tries to lead."""
+"""How much longer than a leader's silence, and its lease, an oracle without --standby tries to
+lead."""
 
 
 @asynccontextmanager
@@ -144,7 +151,11 @@ async def oracle_service(
     settings, clock = host.settings, host.world.clock
     silence = settings.leader_silence_seconds or store.silence_seconds
     coordinator = store.coordinator(
-        CoordinatorTimes(grace_seconds=silence, poll_seconds=poll_seconds)
+        CoordinatorTimes(
+            grace_seconds=silence,
+            poll_seconds=poll_seconds,
+            lease_seconds=settings.lease_seconds,
+        )
     )
     rows = store.rows()
     site = Site(
@@ -161,7 +172,10 @@ async def oracle_service(
     store.watch(host)
     try:
         if not settings.standby:
-            await candidate.lead_within(silence + _PATIENCE_SECONDS)
+            patience = silence + _PATIENCE_SECONDS
+            if settings.directory is None:
+                patience += LEASE_SECONDS_MAX * CLOCK_RATES_RATIO_MAX
+            await candidate.lead_within(patience)
         leading = host.background("lead", candidate.run())
         await candidate.candidacy.until_decided(_ELECTION_SECONDS)
         host.metrics_registry.register(OracleMetrics(candidate, host.files))

@@ -35,7 +35,7 @@ from percolator.services.chassis.lifecycle import run
 from percolator.services.chassis.rpc import Exposed
 from percolator.services.chassis.settings import load
 from percolator.services.tabletserver import dump
-from percolator.services.tabletserver.bucket_store import BucketTabletStore
+from percolator.services.tabletserver.bucket_store import BucketTabletStore, LogSettings
 from percolator.services.tabletserver.history_collector import HistoryCollector
 from percolator.services.tabletserver.leveldb_cache import LevelDBCaches, boot_id
 from percolator.services.tabletserver.locks_in_the_way import LocksInTheWay, described_by
@@ -246,7 +246,12 @@ async def build(host: Host[TabletServerSettings]) -> AsyncIterator[list[Exposed]
                     root, threads, host.world.random, slow=slow, budget=budget, boot=boot_id()
                 )
                 in_bucket = BucketTabletStore(
-                    store.large, caches, host.world.clock, host.world.random, host.log
+                    store.large,
+                    caches,
+                    host.world.clock,
+                    host.world.random,
+                    host.log,
+                    LogSettings(lease_seconds=settings.lease_seconds),
                 )
                 store.watch(host)
                 async with tablet_server(host, in_bucket, root) as exposed:

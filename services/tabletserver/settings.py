@@ -52,6 +52,10 @@ class TabletServerSettings(FramedSettings):
             raise ValueError("a cluster in a row store has no tablet servers; expected a directory")
         return store
 
+    lease_seconds: Annotated[float, Field(ge=0, le=60)] = 0.0
+    """With a bucket: how long a tablet is read without asking the bucket whether it has a later
+    owner; 0: never. If this server dies, its tablets are not served for so much longer."""
+
     queue_bytes_max: Annotated[int, Field(ge=_MEBIBYTE, le=16 * _GIBIBYTE)] = 64 * _MEBIBYTE
     """Mutations in progress in the whole process; above it, Overloaded."""
 

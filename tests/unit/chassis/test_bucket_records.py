@@ -9,22 +9,24 @@ import asyncio
 import inspect
 import json
 import random
+from base64 import b64decode
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator.bucket.bucket import Bucket
-from percolator.bucket.port import Stored
+from percolator.bucket.port import Attempts, Stored
 from percolator.errors import PercolatorError, PermissionDenied, StoreFault, StoreUnusable
 from percolator.services.chassis import records as module
-from percolator.services.chassis.coordinator import CoordinatorTimes, encode
-from percolator.services.chassis.record_coordinator import RecordCoordinator
+from percolator.services.chassis.coordinator import CoordinatorTimes, decode, encode
+from percolator.services.chassis.record_coordinator import RecordCoordinator, RecordLeadership
 from percolator.services.chassis.records import BucketRecords, Seen, Version
 from percolator.tasks import Tasks
 from percolator.testing.in_process_network import InProcessNetwork
@@ -61,11 +63,11 @@ class Model(BucketInMemory):
         self.before_read: Callable[[str], Awaitable[None]] | None = None
         self.before_delete: Callable[[str], Awaitable[None]] | None = None
 
-    def records(self, seconds: float = 600.0) -> BucketRecords:
+    def records(self, seconds: float = 600.0, reach: Attempts | None = None) -> BucketRecords:
         """Those of another process each time."""
         self._processes += 1
         chance = random.Random(self._processes)
-        bucket = Bucket(self, self.clock, chance, attempt_seconds=1.0, seconds=seconds)
+        bucket = Bucket(reach or self, self.clock, chance, attempt_seconds=1.0, seconds=seconds)
         return BucketRecords(bucket, bucket, chance)
 
     async def create(self, key: str, data: bytes) -> str:
@@ -527,3 +529,202 @@ async def test_a_change_without_an_answer_is_not_said_to_have_failed(model: Mode
         await records.read(ROLE, [COUNT])
     model.faults = BucketFaults()
     assert await records.read(ROLE, [COUNT]) == {COUNT: b"2"}
+
+
+# Leases of leaders.
+
+LEASE_SECONDS = 2.0
+LEASED = CoordinatorTimes(grace_seconds=20.0, beat_seconds=8.0, lease_seconds=LEASE_SECONDS)
+NO_LEASE = replace(LEASED, lease_seconds=0.0)
+ORACLE = "coordinator/role/oracle"
+
+
+class Mortal:
+    """The bucket, as a process reaches it that may die, or be far away."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.lives = asyncio.Event()
+        self.lives.set()
+        self.answers_late_seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._model, name)
+        return partial(self._called, found) if asyncio.iscoroutinefunction(found) else found
+
+    async def _called(self, found: Any, *arguments: Any) -> Any:
+        await self.lives.wait()
+        answer = await found(*arguments)
+        await asyncio.sleep(self.answers_late_seconds)
+        return answer
+
+
+class Site:
+    """Processes that may lead as the oracle."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._processes = 0
+        self.lost = ""
+        """The leader that all others take for lost."""
+
+    def coordinator(self, times: CoordinatorTimes = LEASED, reach: Any = None) -> RecordCoordinator:
+        """That of another process each time."""
+        records = self.model.records(reach=cast("Attempts | None", reach))
+        self._processes += 1
+        world = World(self.model.clock, InProcessNetwork({}), random.Random(self._processes))
+        return RecordCoordinator(records, world, times)
+
+    async def campaign(self, coordinator: RecordCoordinator, name: str) -> RecordLeadership:
+        return await coordinator.campaign("oracle", name, lambda: self.lost)
+
+    def recorded(self) -> dict[str, bytes]:
+        columns = json.loads(decode(self.model.objects[ORACLE], ORACLE))["columns"]
+        return {name: b64decode(value) for name, value in columns.items()}
+
+    async def until_taken_over(self, name: str) -> None:
+        for _ in range(1_000):
+            if self.recorded().get("leader") == name.encode():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{name} does not lead")
+
+
+async def test_while_its_lease_runs_a_leader_answers_without_a_call(model: Model) -> None:
+    site = Site(model)
+    coordinator = site.coordinator()
+    led = await site.campaign(coordinator, "a:1")
+    assert await led.is_held()  # by a look, with which a lease begins
+    before = site.model.calls.copy()
+    for _ in range(10):
+        assert await led.is_held()
+        await asyncio.sleep(LEASE_SECONDS / 11)
+    assert site.model.calls == before
+    await asyncio.sleep(LEASE_SECONDS / 5)
+    assert await led.is_held()
+    assert site.model.calls["read"] == before["read"] + 1
+    await coordinator.close()
+
+
+async def test_a_successor_begins_when_the_lease_of_a_living_leader_has_run_out(
+    model: Model,
+) -> None:
+    site = Site(model)
+    first, second = site.coordinator(), site.coordinator()
+    led = await site.campaign(first, "a:1")
+    assert await led.is_held()
+    site.lost = "a:1"
+    following = asyncio.create_task(site.campaign(second, "b:1"))
+    await site.until_taken_over("b:1")
+    began = site.model.clock.monotonic_seconds()
+    assert await led.is_held()  # nobody has read or answered anything yet
+    await following
+    assert site.model.clock.monotonic_seconds() - began > LEASE_SECONDS
+    assert not await led.is_held()
+    await second.close()
+    await first.close()
+
+
+async def test_a_lease_is_counted_from_when_a_look_began(model: Model) -> None:
+    site, slow = Site(model), Mortal(model)
+    first, second = site.coordinator(reach=slow), site.coordinator()
+    led = await site.campaign(first, "a:1")
+    slow.answers_late_seconds = 0.9
+    looking = asyncio.create_task(led.is_held())
+    await asyncio.sleep(0.1)
+    site.lost = "a:1"
+    await site.campaign(second, "b:1")
+    assert await looking  # when it began, nobody had taken over
+    assert not await led.is_held()
+    await second.close()
+    await first.close()
+
+
+@pytest.mark.parametrize("dies", [True, False])
+async def test_a_claimant_that_ends_while_it_waits_leaves_the_lease_to_the_next(
+    model: Model, dies: bool
+) -> None:
+    site = Site(model)
+    claimant = Mortal(model)
+    first, third = site.coordinator(), site.coordinator(NO_LEASE)
+    second = site.coordinator(NO_LEASE, claimant)
+    led = await site.campaign(first, "a:1")
+    assert await led.is_held()
+    site.lost = "a:1"
+    waiting = asyncio.create_task(site.campaign(second, "b:1"))
+    await site.until_taken_over("b:1")
+    if dies:
+        claimant.lives.clear()
+        site.lost = "b:1"
+    else:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    began = model.clock.monotonic_seconds()
+    following = await site.campaign(third, "c:1")
+    assert model.clock.monotonic_seconds() - began > LEASE_SECONDS
+    assert not await led.is_held()
+    assert await following.is_held()
+    assert "lease" not in site.recorded()  # it has run out: nobody has to wait for it again
+    claimant.lives.set()
+    for coordinator in (first, second, third):
+        await coordinator.close()
+
+
+async def test_a_leader_that_resigns_is_followed_at_once(model: Model) -> None:
+    site = Site(model)
+    first, second = site.coordinator(), site.coordinator()
+    led = await site.campaign(first, "a:1")
+    await first.close()
+    assert not await led.is_held()
+    began = site.model.clock.monotonic_seconds()
+    await site.campaign(second, "b:1")
+    assert site.model.clock.monotonic_seconds() - began < LEASE_SECONDS
+    await second.close()
+
+
+async def test_a_damaged_lease_is_refused(model: Model) -> None:
+    site = Site(model)
+    first, second = site.coordinator(), site.coordinator()
+    await site.campaign(first, "a:1")
+    await first.close()
+    await site.model.records().put(b"role/oracle", {b"lease": b"soon"})
+    with pytest.raises(StoreUnusable, match="the lease of the role 'oracle' is damaged"):
+        await site.campaign(second, "b:1")
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_no_leader_answers_once_a_later_one_has_begun_whatever_the_store_does(
+    seed: int,
+) -> None:
+    site = Site(Model(EVERY_FAULT, seed))
+    chance = random.Random(seed)
+    begun = answered = 0
+
+    async def answers(led: RecordLeadership, seconds: float) -> bool:
+        """True if it has led for so long."""
+        nonlocal answered
+        until = site.model.clock.monotonic_seconds() + seconds
+        while site.model.clock.monotonic_seconds() < until:
+            later = begun
+            if not await led.is_held():
+                return False
+            assert later <= led.epoch
+            answered += 1
+            await asyncio.sleep(chance.uniform(0, 0.5))
+        return True
+
+    async def process(name: str) -> None:
+        nonlocal begun
+        times = replace(LEASED, lease_seconds=chance.choice([0.0, 1.0, 4.0]))
+        coordinator = site.coordinator(times)
+        for _ in range(4):
+            led = await site.campaign(coordinator, name)
+            begun = max(begun, led.epoch)
+            if await answers(led, chance.uniform(0, 20)) and chance.random() < 0.7:
+                site.lost = name  # it goes on all the same
+                await answers(led, 20)
+            await asyncio.gather(led.resign(), answers(led, 20))
+        await coordinator.close()
+
+    await asyncio.gather(*(process(f"{one}:1") for one in "abc"))
+    assert answered > 50
