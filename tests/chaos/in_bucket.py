@@ -20,7 +20,7 @@ from tests.chaos.host_clock import taken
 MODULE = "tests.chaos.in_bucket"
 _OFTEN = LogSettings(bytes_max=128 << 10, entries_max=40, entries_at_close_max=10)
 _GRACE_SECONDS = 3.0
-_SWEEP = ("--sweep-seconds", "2")
+_SWEEP = ("--sweep-seconds", "10")
 
 
 def swept(logs: dict[str, str]) -> int:
