@@ -13,6 +13,7 @@ from structlog.stdlib import BoundLogger
 from structlog.testing import CapturingLogger
 
 from percolator.bucket.bucket import Bucket
+from percolator.bucket.checkpoint import TABLETS
 from percolator.bucket.port import Stored
 from percolator.services.tabletserver.bucket_store import (
     BucketOwnership,
@@ -43,7 +44,7 @@ class WatchedBucket(BucketInMemory):
         self.answers.set()
 
     async def read(self, key: str) -> Stored | None:
-        self.reads[key.split("/")[2]] += 1
+        self.reads[key.split("/")[2] if key.startswith(TABLETS) else key] += 1
         return await super().read(key)
 
     async def _attempt(self, *arguments: Any, **options: Any) -> Any:

@@ -150,6 +150,28 @@ async def test_of_a_dropped_tablet_nothing_is_left_but_the_ends_of_its_owners(fe
     assert (await made(few, grace_seconds=0.0).run([], [1], leads)).gone == {1}
 
 
+async def test_a_plan_names_what_a_sweep_deletes_and_changes_nothing(few: Scene) -> None:
+    """Also files of a tablet that was given up, and whose log is not sealed yet."""
+    for tablet_id in (1, 2):
+        storage = await few.machine().serve(tablet_id)
+        for first in range(0, 80, 20):
+            await filled(storage, first)
+    deposed = await few.machine().serve(3)
+    for number in range(12):
+        await put(deposed, **{f"k{number}": str(number)})
+    await quiet(deposed)
+    await few.machine().own(3, epoch=2)
+    before = dict(few.objects.objects)
+    plan = await made(few).plan([1, 3], [2])
+    assert dict(few.objects.objects) == before
+    assert plan.cleared == (tablet_folder(2),)
+    reasons = {one.why_never for one in plan.unnamed}
+    assert len(reasons - {""}) == 3
+    there = files(few)
+    await made(few, grace_seconds=0.0).run([1, 3], [2], leads)
+    assert there - files(few) == {one.key for one in plan.unnamed if one.why_never}
+
+
 async def test_a_tablet_that_never_was_opened_is_gone_at_once(few: Scene) -> None:
     assert (await made(few).run([], [7], leads)).gone == {7}
 
