@@ -16,7 +16,9 @@ that were dropped or split. Rules, each with the failure that it prevents:
   publish, and only what it has uploaded since it made its last checkpoint. That is in its key, and
   no clock takes part: an owner that was paused for a day may publish what it uploaded before.
 - One log or checkpoint that cannot be read ends the sweep before anything is deleted. Otherwise
-  whatever only that one names is lost.
+  whatever only that one names is lost. But the end of a sealed log outlasts the checkpoint that it
+  names, since it is never deleted: if the map has forgotten its tablet, that checkpoint may be
+  gone. Otherwise, no sweep succeeds any more once a table was dropped.
 - Files are deleted only while the master still leads, and only if an earlier sweep of the same term
   has found them as well, so long ago as the grace period. No rule needs that: it leaves time to
   notice a mistake.
@@ -161,9 +163,18 @@ class Sweep:
             if folder in ends and (ends[folder].kind is Kind.SEAL or not are_sealed)
         )
         bases = {end.base.checkpoint for folder, end in ends.items() if folder not in no_more}
+        known = {*retired, *map(tablet_folder, tablets)}
+        # A sealed log that the map has forgotten may name a checkpoint that is gone.
+        not_gone = {
+            end.base.checkpoint
+            for folder, end in ends.items()
+            if folder in known or end.kind is not Kind.SEAL
+        }
         named = set(bases)
 
         async def name(checkpoint: str) -> None:
+            if checkpoint not in not_gone and await self._bucket.head(checkpoint) is None:
+                return
             stored = await read_checkpoint(self._bucket, checkpoint)
             named.update(file.key for file in stored.files.values())
 

@@ -15,10 +15,11 @@ import structlog
 
 from percolator.bucket.checkpoint import TABLETS, tablet_folder
 from percolator.bucket.sweep import Sweep
-from percolator.errors import StoreUnusable
+from percolator.errors import PercolatorError, StoreUnusable
 from percolator.services.chassis.cluster_store import BucketClusterStore
 from percolator.services.chassis.epoch_directory import remove_tree
 from percolator.services.chassis.files import Files, fault_of
+from percolator.services.chassis.records import unusable
 from percolator.world import World
 
 GivenUp = tuple[int, int]
@@ -130,7 +131,13 @@ class BucketTablets:
         self._swept_at = world.clock.monotonic_seconds()
 
     async def newer_than(self, next_id: int) -> str | None:
-        found = await self._bucket.list(TABLETS, after=tablet_folder(next_id - 1) + "/~", limit=1)
+        try:
+            found = await self._bucket.list(
+                TABLETS, after=tablet_folder(next_id - 1) + "/~", limit=1
+            )
+        except PercolatorError as error:
+            # Any other error would end the process: this master only cannot lead.
+            raise unusable(error, "the bucket") from error
         return f"{self._bucket.name}: {found[0].key}" if found else None
 
     async def remove(
@@ -142,10 +149,11 @@ class BucketTablets:
         now = self._clock.monotonic_seconds()
         if now - self._swept_at < self._sweep_seconds:
             return ()
+        # Also if it fails: it would fail again, and each attempt costs calls for every tablet.
+        self._swept_at = now
         swept = await self._sweep.run(
             tablets, [tablet_id for _, tablet_id in given_up], still_leads
         )
-        self._swept_at = now
         await self._store.look_at_settings()
         if swept.deleted:
             _log.info("swept", deleted=swept.deleted, waiting=swept.waiting)

@@ -20,9 +20,13 @@ from percolator.bucket.log import TabletLog
 from percolator.bucket.port import Listed
 from percolator.bucket.sweep import Sweep, Swept
 from percolator.errors import NotReady, PercolatorError, StoreUnusable
+from percolator.services.chassis.cluster_store import BucketClusterStore
 from percolator.services.master.cluster_map import ClusterMap, Table, Tablet
+from percolator.services.master.tablet_data import BucketTablets
 from percolator.services.tabletserver.bucket_store import BucketStorage, NotAppended
 from percolator.services.tabletserver.storage import Ancestry
+from percolator.testing.in_process_network import InProcessNetwork
+from percolator.world import World
 from tests.doubles.bucket_in_memory import BucketFaults
 from tests.unit.tabletserver.bucket_scene import FEW, Scene, content, put, quiet, scene
 
@@ -172,6 +176,19 @@ async def test_a_plan_names_what_a_sweep_deletes_and_changes_nothing(few: Scene)
     assert there - files(few) == {one.key for one in plan.unnamed if one.why_never}
 
 
+async def test_sweeps_go_on_once_the_map_has_forgotten_a_dropped_tablet(few: Scene) -> None:
+    dropped, storage = await few.machine().serve(1), await few.machine().serve(2)
+    for first in range(0, 80, 20):
+        await filled(dropped, first)
+        await filled(storage, first)
+    sweep = made(few, grace_seconds=0.0)
+    assert (await sweep.run([2], [1], leads)).gone == {1}
+    for first in range(80, 160, 20):
+        await filled(storage, first)
+    assert (await sweep.run([2], [], leads)).deleted > 0
+    assert content(await few.machine().serve(2, epoch=2)) == content(storage)
+
+
 async def test_a_tablet_that_never_was_opened_is_gone_at_once(few: Scene) -> None:
     assert (await made(few).run([], [7], leads)).gone == {7}
 
@@ -248,6 +265,39 @@ async def test_what_a_parent_began_with_stays_though_no_list_shows_that_parent(
     assert content(parent) == content(first)
 
 
+def masters(found: Scene) -> BucketTablets:
+    """The data of tablets as a master sees them, which sweeps every ten minutes."""
+    world = World(found.clock, InProcessNetwork({}), Random(6))
+    return BucketTablets(BucketClusterStore(found.objects, world), world, sweep_seconds=600.0)
+
+
+async def test_a_master_that_cannot_list_a_silent_bucket_does_not_lead(few: Scene) -> None:
+    few.objects.answers.clear()
+    with pytest.raises(StoreUnusable, match="the bucket"):
+        await masters(few).newer_than(1)
+
+
+async def test_a_sweep_that_fails_is_repeated_no_sooner_than_another_one(few: Scene) -> None:
+    """Each asks for the log of every tablet."""
+    await few.machine().serve()
+    data = masters(few)
+    await asyncio.sleep(600.0)
+
+    async def deposed() -> None:
+        raise NotReady("the store does not say who leads")
+
+    with pytest.raises(NotReady):
+        await data.remove([], [1], deposed)
+    few.objects.reads.clear()
+    for _ in range(599):
+        await asyncio.sleep(1.0)
+        await data.remove([], [1], deposed)
+    assert not few.objects.reads
+    await asyncio.sleep(1.0)
+    await data.remove([], [1], leads)
+    assert few.objects.reads["log"]
+
+
 # ------------------------------------------------------------------- everything at the same time
 
 HOSTILE = BucketFaults(
@@ -282,6 +332,7 @@ class Run:
         self.origins: dict[int, Ancestry] = {}
         self.epochs: Counter[int] = Counter()
         self.given_up: list[int] = []
+        self.gone: frozenset[int] = frozenset()
         self.next_id = 3
         self.rows = 0
         self.deleted = 0
@@ -362,10 +413,20 @@ class Run:
             parents = {one.origin_tablet_id for one in self.origins.values()}
             tablets, given_up = {*self.tablets, *parents}, list(self.given_up)
             with suppress(PercolatorError):
-                self.deleted += (await sweep.run(tablets, given_up, leads)).deleted
+                swept = await sweep.run(tablets, given_up, leads)
+                self.deleted += swept.deleted
+                # As the master's map does, which forgets them.
+                self.given_up = [one for one in self.given_up if one not in swept.gone]
+                self.gone |= swept.gone
 
     async def judge(self) -> None:
-        """Opens all tablets, without faults, and compares."""
+        """Sweeps and opens all tablets, without faults, and compares."""
+        parents = {one.origin_tablet_id for one in self.origins.values()}
+        tablets = {*self.tablets, *parents}
+        try:
+            await made(self.scene, grace_seconds=0.0).run(tablets, self.given_up, leads)
+        except StoreUnusable as error:
+            self.problems.append(f"no sweep: {error}")
         for tablet_id, written in self.tablets.items():
             if not self.epochs[tablet_id]:
                 continue
@@ -410,7 +471,7 @@ async def test_no_sweep_deletes_what_a_tablet_needs() -> None:
     runs = [await run(seed) for seed in SEEDS]
     assert [problem for one in runs for problem in one.problems] == []
     assert sum(one.deleted for one in runs) > 300
-    assert sum(len(one.given_up) for one in runs) > 10
+    assert sum(len(one.given_up) + len(one.gone) for one in runs) > 10
 
 
 LATE_LIST = (
