@@ -208,10 +208,10 @@ class BucketStorage:
         cache: Cache,
         environment: Environment,
         published: Checkpoint,
-        replayed: _Count,
+        since: _Count,
     ) -> None:
         """The cache is at the last entry of the log. `published` is its last checkpoint, after
-        which `replayed` follow."""
+        which `since` follow."""
         self.failures: tuple[type[Exception], ...] = (*cache.failures, NotAppended)
         self._troubles: tuple[type[Exception], ...] = (*self.failures, PercolatorError, LogMoved)
         self._ownership = ownership
@@ -225,7 +225,7 @@ class BucketStorage:
         self.cursor: Callable[[], Cursor] = cache.cursor
         self._applied = ownership.log.number
         """The last entry that was applied to the cache."""
-        self._since = replayed
+        self._since = since
         self._checkpoints = Checkpoints(
             environment.bucket,
             self._random,
@@ -312,16 +312,18 @@ class BucketStorage:
         if self._closed:
             return
         self._closed = True
-        await self._tasks.cancel()
         try:
+            await self._tasks.cancel()
             if self._broken is None and not self._ownership.is_lost:
                 await self._leave_checkpoint()
         except self._troubles as error:
             # It was only to save time: the log has everything.
             self._log.info("closed without a checkpoint", reason=str(error))
         finally:
-            self._ownership.is_in_use = False
-            await self._cache.close()
+            try:
+                await self._cache.close()
+            finally:
+                self._ownership.is_in_use = False
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -471,6 +473,8 @@ class BucketTabletStore:
             raise TypeError(f"not an ownership of this store: {ownership!r}")
         async with self._tidying:
             ownership.is_in_use = True
+            # It was forgotten if other tablets were opened since it was closed.
+            self._owned[ownership.identity.tablet_id] = ownership
         storage = None
         try:
             if ownership.is_in_doubt:
@@ -520,7 +524,8 @@ class BucketTabletStore:
         except BaseException:
             start.cache.abandon()
             raise
-        return BucketStorage(ownership, start.cache, self._environment, start.published, replayed)
+        since = _Count(start.applied + replayed.entries, replayed.bytes)
+        return BucketStorage(ownership, start.cache, self._environment, start.published, since)
 
     async def _found(self, ownership: BucketOwnership, open_tablets: int) -> _Start | None:
         """The cache that is there, if it is a prefix of the log, and not older than the base."""
@@ -535,7 +540,7 @@ class BucketTabletStore:
             if number:
                 rest = Segment(log.folder, number, log.number)
                 published = await self._checkpoint(log.base)
-                return _Start(cache, published, (rest,))
+                return _Start(cache, published, number - log.base.number, (rest,))
         except BaseException:
             cache.abandon()
             raise
@@ -574,7 +579,7 @@ class BucketTabletStore:
             published = await download(self._bucket, base.checkpoint, new.put)
         cache = await new.open(open_tablets=open_tablets)
         own = Segment(log.folder, base.number, log.number)
-        return _Start(cache, published, (*base.segments, own))
+        return _Start(cache, published, 0, (*base.segments, own))
 
     async def _replay(self, log: TabletLog, start: _Start) -> _Count:
         """Applies entries that the cache may lack. Applying one again changes nothing, as long as
@@ -604,6 +609,8 @@ class _Start(NamedTuple):
 
     cache: Cache
     published: Checkpoint
+    applied: int
+    """Entries after the checkpoint that it has. Another server would have to read them, too."""
     rest: Sequence[Segment]
 
 

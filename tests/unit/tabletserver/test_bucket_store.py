@@ -378,6 +378,53 @@ async def test_caches_of_tablets_in_use_are_kept(many: Scene) -> None:
     await put(storage, a="1")
 
 
+async def test_a_server_that_is_killed_often_makes_checkpoints_all_the_same(few: Scene) -> None:
+    """Otherwise, the log grows, and its next owner has no cache."""
+    machine = few.machine()
+    for epoch in range(1, 11):
+        storage = await machine.serve(epoch=epoch)
+        for row in ("a", "b"):
+            await put(storage, **{row: str(epoch)})
+            await quiet(storage)
+        machine.start()
+    log = (await machine.own(epoch=11)).log
+    assert log.number - log.base.number < 20
+
+
+async def test_the_cache_of_a_tablet_that_is_opened_again_is_kept(many: Scene) -> None:
+    """Also if others were opened while it was closed."""
+    machine = many.machine()
+    ownership = await machine.own()
+    await put(await machine.open(ownership), a="1")
+    machine.failure = OSError(errno.EIO, "Input/output error")
+    with pytest.raises(OSError, match="Input/output"):
+        await put(failed := await machine.open(ownership), b="2")
+    failed.fault(machine.failure)
+    machine.failure = None
+    await failed.close()
+    await machine.store.remove_superseded(TabletIdentity(1, 2, 1, b"", b""))
+    await machine.open(ownership)
+    for _ in range(20):
+        await machine.store.remove_superseded(TabletIdentity(1, 2, 1, b"", b""))
+    assert 1 in machine.disks
+
+
+async def test_a_close_that_is_given_up_closes_the_cache(few: Scene) -> None:
+    storage = await few.machine().serve()
+    for number in range(9):
+        await put(storage, **{f"k{number}": "1"})
+    await put(storage, last="1")
+    few.objects.answers.clear()
+    storage._count(0)  # a checkpoint is due
+    closing = asyncio.create_task(storage.close())
+    await asyncio.sleep(0)
+    assert len(storage._tasks) == 1  # it is being uploaded
+    closing.cancel()
+    await asyncio.wait([closing])
+    with pytest.raises(RuntimeError, match="closed"):
+        storage.get(b"last")
+
+
 # ------------------------------------------------------------------- splits
 
 

@@ -158,6 +158,22 @@ async def test_a_snapshot_that_leveldb_has_not_flushed_is_refused(
     await cache.close()
 
 
+@pytest.mark.parametrize("lost", ["*.ldb", "CURRENT"])
+async def test_a_cache_that_has_lost_a_file_has_no_snapshot(
+    tmp_path: Path, pool: DiskThreads, lost: str
+) -> None:
+    """And the cache can still be closed."""
+    cache = await fresh(caches_in(tmp_path, pool))
+    await put_all(cache, {b"a": b"1"})
+    (await cache.snapshot()).close()
+    for path in paths(tmp_path, f"*/*/{lost}"):
+        path.unlink()
+    with pytest.raises(OSError, match="flushed"):
+        async with asyncio.timeout(20.0):
+            await cache.snapshot()
+    await cache.close()
+
+
 async def test_a_closed_cache_has_no_snapshot(tmp_path: Path, pool: DiskThreads) -> None:
     cache = await fresh(caches_in(tmp_path, pool))
     await cache.close()
