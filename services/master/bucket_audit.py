@@ -5,6 +5,8 @@ prevents:
 
 - What a list lacks is asked for, and if it is missing, the log is read once more. Otherwise a list
   that lags, or an entry that its owner has just deleted, is taken for a loss.
+- Of a sealed log that the map does not name, only the end is looked at. Otherwise, each table that
+  was dropped, and each tablet that was split, is taken for a loss once it was swept.
 - One damaged object does not end the audit, as it ends a sweep. But no orphans are judged then:
   what names them may be just what cannot be read.
 """
@@ -20,7 +22,7 @@ from typing import Any, NamedTuple
 
 from percolator.bucket.bucket import Bucket
 from percolator.bucket.checkpoint import TABLETS, download, read_checkpoint, tablet_folder
-from percolator.bucket.log import Base, Entry, Segment, TabletLog
+from percolator.bucket.log import Base, Entry, Kind, Segment, TabletLog
 from percolator.bucket.sweep import Plan, Sweep, Unnamed
 from percolator.errors import InvalidArgument, InvariantViolation, StoreFault, StoreUnusable
 from percolator.services.chassis.cluster_store import FILE_NAME, ClusterIdentity, parse_identity
@@ -273,7 +275,11 @@ class Audit:
             if tablets is None:
                 place = "unknown"
             found = TabletFound(tablet_id, place)
-            await self._look_at(found, must_exist=tablet is not None and tablet.exists)
+            await self._look_at(
+                found,
+                must_exist=tablet is not None and tablet.exists,
+                is_named=tablets is None or tablet_id in current.named_tablets,
+            )
             found.amount = amounts[tablet_id]
             report.tablets.append(found)
             self._progress(
@@ -281,7 +287,7 @@ class Audit:
                 + ("; ".join(found.problems) or "nothing is missing")
             )
 
-    async def _look_at(self, found: TabletFound, *, must_exist: bool) -> None:
+    async def _look_at(self, found: TabletFound, *, must_exist: bool, is_named: bool) -> None:
         folder = tablet_folder(found.tablet_id)
         log = TabletLog(self._bucket, self._random, folder, _EPOCH_AFTER_ALL)
         for _ in range(_TRIES):
@@ -291,7 +297,7 @@ class Audit:
                 end = await log.end()
                 found.floor = (await log.floor()).number
                 if end is not None:
-                    await self._look_at_log(found, log, end)
+                    await self._look_at_log(found, log, end, is_named=is_named)
                 elif must_exist:
                     found.problems.append(
                         f"{self._bucket.name}: the log {folder} has no entries, though its tablet "
@@ -310,10 +316,14 @@ class Audit:
             return False
         return before is None or now is None or now.base != before.base
 
-    async def _look_at_log(self, found: TabletFound, log: TabletLog, end: Entry) -> None:
+    async def _look_at_log(
+        self, found: TabletFound, log: TabletLog, end: Entry, *, is_named: bool
+    ) -> None:
         base = end.base
         found.epoch, found.last, found.end = end.epoch, end.kind.name.lower(), end.number
         found.included, found.checkpoint = base.number, base.checkpoint
+        if end.kind is Kind.SEAL and not is_named:
+            return  # swept, or to be: whatever tablets that were split off need, is among theirs
         rest = (*base.segments, Segment(log.folder, base.number, end.number))
         found.to_apply = sum(part.through - part.after for part in rest)
         for part in rest:

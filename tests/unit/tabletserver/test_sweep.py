@@ -21,7 +21,11 @@ from percolator.bucket.port import Listed
 from percolator.bucket.sweep import Sweep, Swept
 from percolator.errors import NotReady, PercolatorError, StoreUnusable
 from percolator.services.chassis.cluster_store import BucketClusterStore
+from percolator.services.chassis.coordinator import CoordinatorTimes
+from percolator.services.master import cluster_map, map_store
+from percolator.services.master.bucket_audit import Audit
 from percolator.services.master.cluster_map import ClusterMap, Table, Tablet
+from percolator.services.master.master import ROLE
 from percolator.services.master.tablet_data import BucketTablets
 from percolator.services.tabletserver.bucket_store import BucketStorage, NotAppended
 from percolator.services.tabletserver.storage import Ancestry
@@ -269,6 +273,27 @@ def masters(found: Scene) -> BucketTablets:
     """The data of tablets as a master sees them, which sweeps every ten minutes."""
     world = World(found.clock, InProcessNetwork({}), Random(6))
     return BucketTablets(BucketClusterStore(found.objects, world), world, sweep_seconds=600.0)
+
+
+async def test_an_audit_does_not_miss_what_was_swept(few: Scene) -> None:
+    world = World(few.clock, InProcessNetwork({}), Random(6))
+    store = BucketClusterStore(few.objects, world)
+    await store.establish_identity()
+    leadership = await store.coordinator(CoordinatorTimes()).campaign(ROLE, "a master")
+    tablet = Tablet(2, 1, b"", b"", 1, exists=True)
+    current = ClusterMap(next_id=3, tables={1: Table(1, "t")}, tablets={2: tablet})
+    await leadership.put(map_store.KEY, cluster_map.encode(current))
+    for tablet_id in (1, 2):
+        storage = await few.machine().serve(tablet_id)
+        await filled(storage)
+    await made(few, grace_seconds=0.0).run([2], [1], leads)
+    report = await Audit(store.large, few.clock, Random(7), is_deep=True).run()
+    assert report.problems == []
+    assert [tablet.last for tablet in report.tablets] == ["seal", "batch"]
+    few.objects.objects.popitem(few.objects.objects.index(storage._ownership.log.base.checkpoint))
+    report = await Audit(store.large, few.clock, Random(7)).run()
+    assert len(report.problems) == 1
+    await leadership.resign()
 
 
 async def test_a_master_that_cannot_list_a_silent_bucket_does_not_lead(few: Scene) -> None:
