@@ -16,9 +16,10 @@ that were dropped or split. Rules, each with the failure that it prevents:
   publish, and only what it has uploaded since it made its last checkpoint. That is in its key, and
   no clock takes part: an owner that was paused for a day may publish what it uploaded before.
 - One log or checkpoint that cannot be read ends the sweep before anything is deleted. Otherwise
-  whatever only that one names is lost. But the end of a sealed log outlasts the checkpoint that it
-  names, since it is never deleted: if the map has forgotten its tablet, that checkpoint may be
-  gone. Otherwise, no sweep succeeds any more once a table was dropped.
+  whatever only that one names is lost.
+- The end of a sealed log outlasts all that it names, since it is never deleted. If the map has
+  forgotten its tablet, it keeps only its own tablet's checkpoint, which may be gone. Otherwise,
+  what a dropped tablet began with stays for ever, and no sweep succeeds any more.
 - Files are deleted only while the master still leads, and only if an earlier sweep of the same term
   has found them as well, so long ago as the grace period. No rule needs that: it leaves time to
   notice a mistake.
@@ -155,30 +156,38 @@ class Sweep:
                 ends[folder] = end
 
         await self._each(read, folders)
-        needed = {part.folder for end in ends.values() for part in end.base.segments}
-        # A sealed log that is needed names what it needs itself: its base has the same segments.
-        no_more = frozenset(
-            folder
-            for folder in retired - needed
-            if folder in ends and (ends[folder].kind is Kind.SEAL or not are_sealed)
-        )
-        bases = {end.base.checkpoint for folder, end in ends.items() if folder not in no_more}
         known = {*retired, *map(tablet_folder, tablets)}
-        # A sealed log that the map has forgotten may name a checkpoint that is gone.
-        not_gone = {
+        sealed = {folder for folder, end in ends.items() if end.kind is Kind.SEAL}
+        forgotten = sealed - known
+        over = retired & (sealed if are_sealed else ends.keys())
+        # A log that counts and needs another one's entries names all that this one needs itself.
+        needed = {
+            part.folder
+            for folder, end in ends.items()
+            if folder not in over | forgotten
+            for part in end.base.segments
+        }
+        no_more = frozenset(over - needed)
+        bases = {
             end.base.checkpoint
             for folder, end in ends.items()
-            if folder in known or end.kind is not Kind.SEAL
+            if folder not in no_more and folder not in forgotten
         }
-        named = set(bases)
+        # The map may be older than such a log, and its tablet have been split since.
+        perhaps = {
+            end.base.checkpoint
+            for folder in forgotten
+            if (end := ends[folder]).base.checkpoint.startswith(f"{folder}/")
+        }
+        named = bases | perhaps
 
         async def name(checkpoint: str) -> None:
-            if checkpoint not in not_gone and await self._bucket.head(checkpoint) is None:
+            if checkpoint not in bases and await self._bucket.head(checkpoint) is None:
                 return
             stored = await read_checkpoint(self._bucket, checkpoint)
             named.update(file.key for file in stored.files.values())
 
-        await self._each(name, bases - {""})
+        await self._each(name, named - {""})
         return _Found(files, ends, no_more, frozenset(named))
 
     async def _listed(self) -> dict[str, list[str]]:
