@@ -137,9 +137,14 @@ class Sweep:
         return Plan(tuple(self._unnamed(found)), tuple(sorted(found.given_up)))
 
     async def _seal(self, given_up: Collection[int]) -> None:
-        for log in (self._log(tablet_folder(tablet_id)) for tablet_id in given_up):
-            if await log.end() is not None:
+        async def seal(folder: str) -> None:
+            log = self._log(folder)
+            end = await log.end()
+            # Each seal waits for a lease: one that is there is not waited for again.
+            if end is not None and end.kind is not Kind.SEAL:
                 await log.seal()
+
+        await self._each(seal, map(tablet_folder, given_up))
 
     async def _look(
         self, tablets: Collection[int], given_up: Collection[int], *, are_sealed: bool

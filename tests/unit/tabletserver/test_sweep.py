@@ -7,7 +7,7 @@ import inspect
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -207,6 +207,17 @@ async def test_a_parents_data_are_gone_with_children_that_were_dropped_unused(fe
     assert not files(few)
 
 
+async def test_a_sweep_waits_once_for_the_leases_of_tablets_that_were_given_up() -> None:
+    settings = replace(FEW, lease_seconds=60.0)
+    async with scene(settings=settings) as found:
+        for tablet_id in range(1, 9):
+            await put(await found.machine().serve(tablet_id), a="1")
+        sweep, began = made(found), found.clock.monotonic_seconds()
+        await sweep.run([], range(1, 9), leads)
+        await sweep.run([], range(1, 9), leads)
+        assert 60.0 < found.clock.monotonic_seconds() - began < 70.0
+
+
 async def test_a_tablet_that_never_was_opened_is_gone_at_once(few: Scene) -> None:
     assert (await made(few).run([], [7], leads)).gone == {7}
 
@@ -297,9 +308,9 @@ async def test_an_audit_does_not_miss_what_was_swept(few: Scene) -> None:
     tablet = Tablet(2, 1, b"", b"", 1, exists=True)
     current = ClusterMap(next_id=3, tables={1: Table(1, "t")}, tablets={2: tablet})
     await leadership.put(map_store.KEY, cluster_map.encode(current))
-    for tablet_id in (1, 2):
-        storage = await few.machine().serve(tablet_id)
-        await filled(storage)
+    dropped, storage = await few.machine().serve(1), await few.machine().serve(2)
+    await filled(dropped)
+    await filled(storage)
     await made(few, grace_seconds=0.0).run([2], [1], leads)
     report = await Audit(store.large, few.clock, Random(7), is_deep=True).run()
     assert report.problems == []
