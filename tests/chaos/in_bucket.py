@@ -14,11 +14,11 @@ from percolator.bucket.sweep import Sweep
 from percolator.services.master import tablet_data
 from percolator.services.serve import main
 from percolator.services.tabletserver import service as tabletserver
-from percolator.services.tabletserver.bucket_store import BucketTabletStore, LogSettings
+from percolator.services.tabletserver.bucket_store import LogSettings
 from tests.chaos.host_clock import taken
 
 MODULE = "tests.chaos.in_bucket"
-_OFTEN = LogSettings(bytes_max=128 << 10, entries_max=40, entries_at_close_max=10)
+_OFTEN = partial(LogSettings, bytes_max=128 << 10, entries_max=40, entries_at_close_max=10)
 _GRACE_SECONDS = 3.0
 _SWEEP = ("--sweep-seconds", "10")
 
@@ -30,6 +30,6 @@ def swept(logs: dict[str, str]) -> int:
 
 if __name__ == "__main__":
     service = taken("service")
-    tabletserver.BucketTabletStore = partial(BucketTabletStore, settings=_OFTEN)  # type: ignore[assignment, attr-defined]
+    tabletserver.LogSettings = _OFTEN  # type: ignore[assignment, attr-defined]
     tablet_data.Sweep = partial(Sweep, grace_seconds=_GRACE_SECONDS)  # type: ignore[assignment, attr-defined]
     sys.exit(main([service, *sys.argv[1:], *(_SWEEP if service == "master" else ())]))
