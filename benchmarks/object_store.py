@@ -30,7 +30,9 @@ _CONTROL = "-/"
 _DATE = "Tue, 01 Dec 2026 00:00:00 GMT"
 _STATUS = {200: "OK", 204: "No Content", 404: "Not Found", 412: "Precondition Failed"}
 _KEY = re.compile(rb"<Key>([^<]*)</Key>")
-_FOLDERS = re.compile(r"role/(oracle)$|(coordinator)/|(log)/|(floor)$|(checkpoint)/|(table)/")
+_FOLDERS = re.compile(
+    r"coordinator/role/(oracle)$|(coordinator)/|(log)/|(floor)$|(checkpoint)/|(table)/"
+)
 _START_SECONDS = 30.0
 
 Answer = tuple[int, bytes, bytes]
