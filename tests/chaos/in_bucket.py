@@ -1,4 +1,4 @@
-"""A service of a cluster in a bucket that makes checkpoints and sweeps all the time.
+"""A service of a cluster in a bucket that makes checkpoints and sweeps all the time, with leases.
 
     python -m tests.chaos.in_bucket --service=SERVICE --store s3://...
 
@@ -20,7 +20,12 @@ from tests.chaos.host_clock import taken
 MODULE = "tests.chaos.in_bucket"
 _OFTEN = partial(LogSettings, bytes_max=128 << 10, entries_max=40, entries_at_close_max=10)
 _GRACE_SECONDS = 3.0
-_SWEEP = ("--sweep-seconds", "10")
+_MORE = {
+    "master": ("--sweep-seconds", "10"),
+    "oracle": ("--lease-seconds", "1"),
+    "tabletserver": ("--lease-seconds", "1"),
+}
+"""Arguments, by service."""
 
 
 def swept(logs: dict[str, str]) -> int:
@@ -32,4 +37,4 @@ if __name__ == "__main__":
     service = taken("service")
     tabletserver.LogSettings = _OFTEN  # type: ignore[assignment, attr-defined]
     tablet_data.Sweep = partial(Sweep, grace_seconds=_GRACE_SECONDS)  # type: ignore[assignment, attr-defined]
-    sys.exit(main([service, *sys.argv[1:], *(_SWEEP if service == "master" else ())]))
+    sys.exit(main([service, *sys.argv[1:], *_MORE.get(service, ())]))
