@@ -432,7 +432,7 @@ class BucketTabletStore:
             lease_seconds=settings.lease_seconds,
         )
         try:
-            first = await self._inherited(tablet, ancestry)
+            first = await self._inherited(log, tablet, ancestry)
             served_epoch = ancestry.served_epoch
             if ancestry.must_exist and first is NOTHING:
                 served_epoch = max(served_epoch, 1)
@@ -449,11 +449,11 @@ class BucketTabletStore:
         ownership = self._owned[tablet.tablet_id] = BucketOwnership(tablet, log)
         return ownership
 
-    async def _inherited(self, tablet: TabletIdentity, ancestry: Ancestry) -> Base:
+    async def _inherited(self, log: TabletLog, tablet: TabletIdentity, ancestry: Ancestry) -> Base:
         """The state with which a tablet begins that was split off, and has no log of its own."""
         if not ancestry.origin_tablet_id:
             return NOTHING
-        if await self._bucket.list(f"{tablet_folder(tablet.tablet_id)}/log", limit=1):
+        if await log.end() is not None:
             return NOTHING  # its own log says where it begins; its parent's may be deleted
         folder, epoch = tablet_folder(ancestry.origin_tablet_id), ancestry.origin_epoch
         parent = TabletLog(self._bucket, self._environment.random, folder, epoch)

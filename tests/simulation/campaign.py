@@ -119,6 +119,9 @@ EXPECTED = (
     bucket.MASTERS_REPLACED,
     bucket.ORACLES_REPLACED,
     *map(bucket.misled, bucket.FAULTS),
+    bucket.TABLETS_IN_A_BUCKET,
+    bucket.CACHE_FOUND,
+    bucket.CHECKPOINTS,
     *(f"client killed at: {step}" for step in CLIENT_STEPS),
     FAR_AHEAD,
     FAR_BEHIND,
@@ -167,6 +170,8 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, network=PERFECT)
     if scenario.roles_in_bucket:
         yield replace(scenario, roles_in_bucket=False)
+    if scenario.tablets_in_bucket:
+        yield replace(scenario, tablets_in_bucket=False)
     if scenario.bucket_badness:
         yield replace(scenario, bucket_badness=0.0)
     if scenario.with_master and not needs_master(scenario):

@@ -30,7 +30,12 @@ from percolator.wire.tokens import Right, Rights
 from percolator.world import Random, World
 from tests.isolation.history import Recorder
 from tests.simulation import sessions
-from tests.simulation.bucket import IN_A_BUCKET, SimulatedBucket
+from tests.simulation.bucket import (
+    IN_A_BUCKET,
+    TABLETS_IN_A_BUCKET,
+    BucketOfTablets,
+    SimulatedBucket,
+)
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.network import PERFECT, Wire
 from tests.simulation.placement import Placements
@@ -132,10 +137,16 @@ class Cluster:
             None if self.row_store is None else RowStorePlace(epoch_milliseconds=EPOCH_MILLISECONDS)
         )
         self.bucket: SimulatedBucket | None = None
+        roles: SimulatedBucket | None = None
+        self.tablets: BucketOfTablets | None = None
         if scenario.roles_in_bucket and scenario.with_master:
-            self.bucket = SimulatedBucket(loop, scenario.seed)
+            self.bucket = roles = SimulatedBucket(loop, scenario.seed)
             self.occurred[IN_A_BUCKET] += 1
-        programs = Programs(self.root, self.masters, rows, self.bucket)
+        if scenario.tablets_in_bucket:
+            self.bucket = self.bucket or SimulatedBucket(loop, scenario.seed)
+            self.tablets = BucketOfTablets(self.bucket, self.occurred, scenario.seed)
+            self.occurred[TABLETS_IN_A_BUCKET] += 1
+        programs = Programs(self.root, self.masters, rows, roles, self.tablets)
         self.row_cluster: RowCluster | None = None
         if self.row_store is not None and scenario.with_master:
             self.row_cluster = RowCluster(self.row_store, self.masters, self.occurred)

@@ -66,7 +66,7 @@ class SimulatedFiles(MemoryFiles):
     async def step(self, operation: str, path: Path) -> None:
         limit = self.fsync_seconds_max if operation == "fsync" else _CALL_SECONDS_MAX
         await self._loop.sleep(self._random.random() * limit)
-        if self._stalls and not (operation == "stat" and self._random.random() < _SEEN_SHARE):
+        if self.stalls and not (operation == "stat" and self._random.random() < _SEEN_SHARE):
             await self.until_the_store_answers()
         if self.is_full and operation in ("append", "create"):
             self.faults.fail(operation, number=errno.ENOSPC)
@@ -82,20 +82,21 @@ class SimulatedFiles(MemoryFiles):
     async def stat(self, path: Path) -> FileStatus:
         """The answer to a look may be as old as the stall, and tells nothing of its end."""
         found = await super().stat(path)
-        if self._stalls:
+        if self.stalls:
             await self.until_the_store_answers()
             if not self.survives("hear", path):
                 await self._loop.create_future()
         return found
 
     @property
-    def _stalls(self) -> bool:
+    def stalls(self) -> bool:
+        """True while the store does not answer this process."""
         return not (self.answers.is_set() and self._store_answers.is_set())
 
     async def until_the_store_answers(self) -> None:
         """Returns when the store does not stall, at once if it does not now."""
-        self._occurred[HELD_UP] += self._stalls
-        while self._stalls:
+        self._occurred[HELD_UP] += self.stalls
+        while self.stalls:
             await self.answers.wait()
             await self._store_answers.wait()
 
@@ -217,31 +218,39 @@ class _TabletDisk(DurableMemory):
 
     async def sync(self) -> None:
         if self.in_doubt is not None:
-            gone = [
-                key
-                for key, value in self.in_doubt.items()
-                if value is None and key.startswith(W) and key in self.durable
-            ]
-            undone = self._loads_under_way() if gone else []
-            for key in gone:
-                row = split_component(key, 1)[0]
-                if not any(load.covers(row) for load in undone):
-                    start = int.from_bytes(self.durable[key][:START_TIMESTAMP_BYTES], "big")
-                    self._collected[start] = timestamp_of(key)
+            note_collected(self.in_doubt, self.durable, self._collected)
             await self._log.append(_framed(self.in_doubt))
             await self._log.fsync()
 
     async def heard(self) -> None:
         await self._files.heard()
 
-    def _loads_under_way(self) -> list[LoadFence]:
-        """Nothing is committed behind their fences yet, so nothing deleted there is history."""
-        fences = [
-            LoadFence.of_record(key, record)
-            for key, record in self.durable.items()
-            if key.startswith(LOAD_FENCE_PREFIX)
-        ]
-        return [fence for fence in fences if not fence.commit_timestamp]
+
+def note_collected(
+    changes: dict[bytes, bytes | None], before: dict[bytes, bytes], collected: dict[int, int]
+) -> None:
+    """Adds the transactions whose commit records a batch deletes, and their timestamps."""
+    gone = [
+        key
+        for key, value in changes.items()
+        if value is None and key.startswith(W) and key in before
+    ]
+    undone = _loads_under_way(before) if gone else []
+    for key in gone:
+        row = split_component(key, 1)[0]
+        if not any(load.covers(row) for load in undone):
+            start = int.from_bytes(before[key][:START_TIMESTAMP_BYTES], "big")
+            collected[start] = timestamp_of(key)
+
+
+def _loads_under_way(entries: dict[bytes, bytes]) -> list[LoadFence]:
+    """Nothing is committed behind their fences yet, so nothing deleted there is history."""
+    fences = [
+        LoadFence.of_record(key, record)
+        for key, record in entries.items()
+        if key.startswith(LOAD_FENCE_PREFIX)
+    ]
+    return [fence for fence in fences if not fence.commit_timestamp]
 
 
 # The store of a simulated tablet server: the real one, except for LevelDB itself.

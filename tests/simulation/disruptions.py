@@ -138,6 +138,8 @@ class Disruptions:
     def _kill(self, process: SimulatedProcess, seconds: float, *, machine: bool) -> None:
         self._cluster.down_until[process.address] = self._cluster.loop.time() + seconds
         process.crash(machine=machine)
+        if machine and self._cluster.tablets is not None:
+            self._cluster.tablets.lose_power(process.address)
 
     def _process(self, disruption: Disruption) -> SimulatedProcess:
         """Chooses tablet servers three times as often as others, since they hold the data."""

@@ -11,6 +11,7 @@ import re
 
 import pytest
 
+from tests.simulation import planted_bucket_bugs as bucket_bugs
 from tests.simulation import planted_index_bugs as index_bugs
 from tests.simulation import planted_observer_bugs as observer_bugs
 from tests.simulation import planted_protocol_bugs as protocol_bugs
@@ -110,6 +111,18 @@ BUGS = (
             is_quickly_caught=quickly,
         )
         for plant, quickly in server_bugs.STORE_BUGS
+    ),
+    *(
+        Bug(
+            plant,
+            kinds,
+            tablets_in_bucket=True,
+            with_master=with_master,
+            seconds_max=2.0,
+            seeds_max=300,
+            is_quickly_caught=True,
+        )
+        for plant, kinds, with_master in bucket_bugs.BUGS
     ),
     Bug(protocol_bugs.commit_timestamp_before_the_prewrites),
     Bug(protocol_bugs.prewrite_ignores_newer_commits),

@@ -48,6 +48,7 @@ from percolator.services.master.tablet_data import DirectoryTablets
 from percolator.services.oracle.service import OracleSettings, oracle_service
 from percolator.services.tabletserver.service import tablet_server
 from percolator.services.tabletserver.settings import TabletServerSettings
+from percolator.services.tabletserver.storage import TabletStore
 from percolator.v1 import cluster_pb2, lockservice_pb2, master_pb2
 from percolator.v1.cluster_pb2 import RowStorePlace
 from percolator.wire import methods
@@ -55,7 +56,7 @@ from percolator.wire.cluster import describe
 from percolator.wire.methods import REGISTER
 from percolator.world import Random, World
 from tests.doubles.memory_files import MemoryDisk
-from tests.simulation.bucket import SimulatedBucket
+from tests.simulation.bucket import BucketOfTablets, SimulatedBucket, SimulatedBucketStore
 from tests.simulation.disks import ROOT, SimulatedFiles, SimulatedTabletStore
 from tests.simulation.process import Incarnation
 
@@ -133,11 +134,13 @@ class Programs:
         masters: Sequence[str],
         rows: RowStorePlace | None = None,
         bucket: SimulatedBucket | None = None,
+        tablets: BucketOfTablets | None = None,
     ) -> None:
         """`rows`: where the cells are, if not in tablet servers. `bucket`: where the roles of
-        masters and oracles are, if not in directories."""
+        masters and oracles are, and `tablets` where tablets are, if not in directories."""
         self._root = root
         self._bucket = bucket
+        self._tablets = tablets
         self._rows = rows
         self._masters = masters
         self._several = len(masters) > 1
@@ -196,7 +199,10 @@ class Programs:
         kind = cluster_pb2.SERVICE_KIND_TABLET_SERVER
         settings = TabletServerSettings(store=str(ROOT), masters=tuple(self._masters))
         host = host_for(incarnation, files, settings, kind, CLUSTER_ID)
-        store = SimulatedTabletStore(files, self._root.occurred, self._root.collected)
+        occurred, collected = self._root.occurred, self._root.collected
+        store: TabletStore = SimulatedTabletStore(files, occurred, collected)
+        if self._tablets is not None:
+            store = SimulatedBucketStore(self._tablets, incarnation, files, collected)
         host.watch_store(ROOT)
         async with tablet_server(host, store, ROOT) as exposed:
             incarnation.listen(exposed)

@@ -80,6 +80,8 @@ _ROWS_MASTER_SHARE = 0.4
 """The share of seeds on a row store in which everything is there: masters and oracles, too."""
 _BUCKET_SHARE = 0.5
 """The share of the seeds with real masters over tablets in which those lead by a bucket."""
+_TABLETS_IN_BUCKET_SHARE = 0.35
+"""The share of the seeds with tablets whose logs are in a bucket."""
 _ON_SCHEMAS = {
     "expiring indexes",
     "indexed tasks",
@@ -187,7 +189,9 @@ class Scenario:
     """True if half of the clients have tokens with rights to some tables only."""
     roles_in_bucket: bool = False
     """True if masters and oracles lead by a bucket, in place of directories, and find there what
-    former leaders have recorded. The tablets are in directories all the same."""
+    former leaders have recorded."""
+    tablets_in_bucket: bool = False
+    """True if the tablets' logs are in a bucket, in place of directories."""
     bucket_badness: float = 0.0
     """The share of the calls to the bucket that each of its faults strikes."""
 
@@ -206,6 +210,8 @@ class Scenario:
         if self.roles_in_bucket:
             master += f" and roles in a bucket ({self.bucket_badness:.0%} of each fault)"
         cells = "a row store" if self.on_rows else "tablets"
+        if self.tablets_in_bucket:
+            cells += f" in a bucket ({self.bucket_badness:.0%} of each fault)"
         cells += ", half of the clients with restricted tokens" if self.restricted else ""
         lines = [
             f"seed {self.seed}: {self.workload}, {cells}, {master}, {len(self.sessions)} sessions "
@@ -276,6 +282,8 @@ def scenario_of(
         found = replace(found, with_master=True)
     if is_drawn and found.with_master and not found.on_rows:
         found = with_roles_in_bucket(found, _BUCKET_SHARE)
+    if is_drawn and not found.on_rows:
+        found = with_tablets_in_bucket(found, _TABLETS_IN_BUCKET_SHARE)
     if found.workload in _WITHIN_RIGHTS and not found.on_rows:
         share = Random(f"restricted {seed}").random()
         found = replace(found, restricted=share < _RESTRICTED_SHARE)
@@ -302,6 +310,17 @@ def with_roles_in_bucket(scenario: Scenario, share: float = 1.0) -> Scenario:
         return scenario
     badness = chance.choice((0.0, 0.01, 0.03))
     return replace(scenario, roles_in_bucket=True, bucket_badness=badness)
+
+
+def with_tablets_in_bucket(scenario: Scenario, share: float = 1.0) -> Scenario:
+    """In this share of the seeds, this scenario with tablets in a bucket, that of roles if any."""
+    chance = Random(f"tablets in a bucket {scenario.seed}")
+    if chance.random() >= share:
+        return scenario
+    found = replace(scenario, tablets_in_bucket=True)
+    if not found.roles_in_bucket:
+        found = replace(found, bucket_badness=chance.choice((0.0, 0.003, 0.01, 0.03)))
+    return found
 
 
 def needs_master(scenario: Scenario) -> bool:
