@@ -94,7 +94,7 @@ class Place(NamedTuple):
 
     name: str
     address: str = ""
-    """Of a bucket; empty for a directory."""
+    """Address of the bucket; empty for a directory."""
     counted: ObjectStore | None = None
     milliseconds: float = 0.0
     lease_seconds: float = 0.0
@@ -214,7 +214,7 @@ def traffic(directory: Path, report: Report) -> None:
 
 
 def on_ceph(directory: Path, report: Report) -> None:
-    """The same, without counts, if Ceph is installed."""
+    """Traffic on Ceph, without counts of calls, if it is installed."""
     with ExitStack() as stack:
         try:
             ceph = stack.enter_context(started_ceph())

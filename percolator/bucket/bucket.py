@@ -43,7 +43,7 @@ _BYTES_PER_SECOND_MIN = 256 << 10
 _FACTOR_MAX = 3
 """How much longer than the first attempt a later one may take."""
 _READ_FACTOR_MAX = 10
-"""The same, if the size of what is read is not known."""
+"""Factor for a later attempt to read, since the size of the object is not known."""
 
 
 class Written(NamedTuple):

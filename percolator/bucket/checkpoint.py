@@ -53,7 +53,7 @@ class LoggedBatch:
 
     def __init__(self, writes: StorageBatch) -> None:
         self.writes = writes
-        """The same changes, as the cache takes them."""
+        """The changes as the cache takes them."""
         self._parts: list[bytes] = []
 
     def put(self, key: bytes, value: bytes) -> None:
@@ -107,7 +107,7 @@ class Position(NamedTuple):
     number: int
     writer: str
     checksum: int
-    """Of the body."""
+    """Checksum of the entry's body."""
 
     @classmethod
     def of(cls, folder: str, number: int, writer: str, body: bytes) -> Position:
@@ -141,7 +141,7 @@ _KEY = re.compile(rf"{TABLETS}/[0-9]+/(?:table|checkpoint)/([0-9a-f]+)-([0-9]+)-
 
 
 class FileKey(NamedTuple):
-    """What the key of a file or checkpoint says."""
+    """Facts in the key of a file or checkpoint."""
 
     writer: str
     """The writer of the log, who has uploaded it."""

@@ -109,7 +109,7 @@ class Entry(NamedTuple):
     kind: Kind
     epoch: int
     writer: str
-    """Who created it: unique for each takeover's claimant."""
+    """Name of its creator: unique for each claimant."""
     base: Base
     body: bytes
     lease_seconds: float

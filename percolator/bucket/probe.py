@@ -49,7 +49,7 @@ class Probe:
         self._seconds: dict[str, list[float]] = {}
         self._numbers = 0
         self.warnings: list[str] = []
-        """What breaks no promise, but may cost money, or could not be found out."""
+        """Settings that break no promise, but may cost money, or could not be found out."""
 
     async def verdicts(self) -> AsyncIterator[Verdict]:
         """One promise after the other. Raises what prevents any call at all."""
@@ -77,7 +77,7 @@ class Probe:
             self.warnings.append(f"versioning may be why promises are not kept: {VERSIONING}")
 
     async def broken_condition(self) -> str:
-        """The same about conditions alone, by a few calls: the store's conduct, if it ignores one;
+        """A test of conditions alone, by a few calls: the store's conduct, if it ignores one;
         empty if it keeps both."""
         return await self._created_once() or await self._wrong_tag()
 
@@ -220,7 +220,7 @@ VERSIONING = (
 
 
 def warnings_of(settings: Settings) -> list[str]:
-    """What is no danger for the data, but costs money, or was not told."""
+    """Settings that are no danger for the data, but cost money, or were not told."""
     found = [
         f"the store did not tell the bucket's {setting}: look yourself that nothing removes or "
         "archives objects, and that no versions are kept"

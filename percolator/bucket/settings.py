@@ -61,7 +61,7 @@ def rules_for(answer: bytes, prefix: str) -> Settings:
 
 
 def _effects(rule: Element) -> Iterator[str]:
-    """What a rule does to objects that nothing has replaced or deleted."""
+    """Effects of a rule on objects that nothing has replaced or deleted."""
     for expiration in _children(rule, "Expiration"):
         if when := _when(expiration):
             yield f"removes them {when}"

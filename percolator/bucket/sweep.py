@@ -65,7 +65,7 @@ class Unnamed(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a sweep would do now, apart from the grace period."""
+    """The outcome of a sweep now, apart from the grace period."""
 
     unnamed: tuple[Unnamed, ...]
     cleared: tuple[str, ...]

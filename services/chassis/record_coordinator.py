@@ -184,7 +184,7 @@ class RecordLeadership:
         self._clock = clock
         self._lease_seconds = lease_seconds
         self._former_lease_seconds = former_lease_seconds
-        """That of former leaders, unless it is known to have run out."""
+        """The lease of former leaders, unless it is known to have run out."""
         self._leased_until = -inf
         self._first = self._stamp = stamp
         self._attempts = stamp.writes
@@ -459,7 +459,7 @@ class RecordCoordinator(OwnProcess[RecordLeadership]):
         return {name: value_of(content) for name, content in judged.alive.items()}
 
     async def _all_sessions(self, prefix: str) -> Mapping[bytes, bytes]:
-        """Of a look begun so recently that another one would hardly show more."""
+        """Sessions as of a look begun so recently that another one would hardly show more."""
         began = self._clock.monotonic_seconds()
         last = self._listed.get(prefix)
         slack = self._times.session_beat_seconds - self._times.beat_seconds

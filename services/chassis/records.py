@@ -398,7 +398,7 @@ class BucketRecords:
         await self.change(key, Seen(_NEVER, None), changes)
 
     async def remove(self, key: bytes, column: bytes) -> None:
-        """Of a session only: who deletes an object does not know what its owner sends meanwhile."""
+        """Deletes the record of a session. Of no role: its leader may send a change meanwhile."""
         name = _key(key)
         self._own.pop(name, None)
         try:

@@ -226,7 +226,7 @@ class Ceph:
         return f"http://127.0.0.1:{self._gateway_ports[gateway]}"
 
     def memory_mib(self) -> int:
-        """What all processes have in memory together."""
+        """Memory of all processes together."""
         pages = (Path(f"/proc/{one.pid}/statm").read_text() for one in self._running.values())
         return sum(int(one.split()[1]) for one in pages) * os.sysconf("SC_PAGE_SIZE") >> 20
 

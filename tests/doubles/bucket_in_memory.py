@@ -69,7 +69,7 @@ class BucketInMemory:
         self.objects: SortedDict[str, bytes] = SortedDict()
         self.faults = faults or BucketFaults(call_seconds=0.0)
         self.bucket_settings = Settings()
-        """What it tells about itself."""
+        """Settings that it tells."""
         self.struck: Counter[str] = Counter()
         """How often each fault has struck, by its name in `BucketFaults`."""
         self._clock = clock
@@ -110,7 +110,7 @@ class BucketInMemory:
         await self._attempt(lambda: self._put(key, None), is_change=True)
 
     async def settings(self) -> Settings:
-        """What `bucket_settings` has."""
+        """The settings that it tells."""
         return await self._attempt(lambda: self.bucket_settings)
 
     # ------------------------------------------------------------------ what is done at once

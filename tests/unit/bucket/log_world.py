@@ -53,7 +53,7 @@ class Course:
     """Circumstances of a seed."""
 
     strengths: tuple[float, ...] = (0.5, 1.0)
-    """Of the store's faults."""
+    """Strengths of the store's faults."""
     slow_share: float = 0.0
     """Answers that take seconds, although the store is well: those of half the processes."""
     cut_share: float = 0.0
@@ -427,6 +427,8 @@ class Owner(Process):
         self.look = SharedLook(self._is_held)
         self._found: dict[bytes, int] | None = None
         """The batches of the tablet while it is open, each with its place."""
+        self._tasks: list[asyncio.Task[None]] = []
+        """Its readers, and what makes its checkpoints, so that they are not collected."""
         self._written = 0
         self._checkpoints = 0
         self._is_sealing = world.random.random() < 0.25
@@ -458,10 +460,8 @@ class Owner(Process):
             world.read(f"opening by {self.name}", found, len(found), before)
             self._found = found
             if not attempt:
-                for _ in range(3):
-                    asyncio.create_task(self._read())  # noqa: RUF006  # the loop keeps it
-                for _ in range(2):
-                    asyncio.create_task(self._keep())  # noqa: RUF006
+                work = (*(self._read() for _ in range(3)), *(self._keep() for _ in range(2)))
+                self._tasks = [asyncio.create_task(one) for one in work]
             await self._write()
             self._found = None
             if log.is_lost or world.is_over:

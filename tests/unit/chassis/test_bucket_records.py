@@ -64,7 +64,7 @@ class Model(BucketInMemory):
         self.before_delete: Callable[[str], Awaitable[None]] | None = None
 
     def records(self, seconds: float = 600.0, reach: Attempts | None = None) -> BucketRecords:
-        """Those of another process each time."""
+        """Records of another process each time."""
         self._processes += 1
         chance = random.Random(self._processes)
         bucket = Bucket(reach or self, self.clock, chance, attempt_seconds=1.0, seconds=seconds)
@@ -569,7 +569,7 @@ class Site:
         """The leader that all others take for lost."""
 
     def coordinator(self, times: CoordinatorTimes = LEASED, reach: Any = None) -> RecordCoordinator:
-        """That of another process each time."""
+        """The coordinator of another process each time."""
         records = self.model.records(reach=cast("Attempts | None", reach))
         self._processes += 1
         world = World(self.model.clock, InProcessNetwork({}), random.Random(self._processes))
